@@ -7,6 +7,9 @@ import (
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 )
 
 // routeRules is what Envoy Gateway sends for a route with one rule: a limit for each value of a header.
@@ -27,12 +30,8 @@ func TestXDSOverlay(t *testing.T) {
 	write := func(limit string) {
 		t.Helper()
 		text := "domain: default/eg/*\ndescriptors:\n  - key: httproute/default/shop/*\n    value: \"*\"\n    descriptors:\n      - key: rule-0-match-*\n        rate_limit: {" + limit + "}\n"
-		if err := os.WriteFile(overlay+".new", []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(overlay+".new", overlay); err != nil {
-			t.Fatal(err)
-		}
+		certstest.Write(t, overlay+".new", []byte(text))
+		testkit.Check(t, os.Rename(overlay+".new", overlay))
 	}
 	write("algorithm: token_bucket, burst: 2")
 	d := startProcess(t, "", g.env("RULES_OVERLAY="+overlay)...)

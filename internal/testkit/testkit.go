@@ -9,6 +9,8 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -21,6 +23,14 @@ const Patience = time.Minute
 // Failer fails a test: a [testing.TB], or the script of a testscript.
 type Failer interface {
 	Fatalf(format string, args ...any)
+}
+
+// Check ends the test if there is an error.
+func Check(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }
 
 // Eventually waits until ok returns true, and fails the test if that takes longer than [Patience]: what is then said not
@@ -111,4 +121,15 @@ func Fetch(ctx context.Context, method, url, body string) (status int, answer st
 	}
 	text, err := io.ReadAll(resp.Body)
 	return resp.StatusCode, string(text), errors.Join(err, resp.Body.Close())
+}
+
+// WriteFile writes a file, and makes the directories above it.
+func WriteFile(tb testing.TB, file, text string) {
+	tb.Helper()
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		tb.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		tb.Fatal(err)
+	}
 }

@@ -117,7 +117,8 @@ func TestMiddlewareSettings(t *testing.T) {
 	if code != 418 || headers["Retry-After"] != "" || headers["Ratelimit-Reset"] != "60" {
 		t.Errorf("a request that can never pass: %d %v", code, headers)
 	}
-	queue := c.Middleware(func(*http.Request) []client.Descriptor { return []client.Descriptor{client.Pairs("letter", "http")} }, client.HTTP{})(http.HandlerFunc(fine))
+	queue := c.Middleware(func(*http.Request) []client.Descriptor { return []client.Descriptor{client.Pairs("letter", "http")} },
+		client.HTTP{})(http.HandlerFunc(fine))
 	get(t, queue, "/", "192.0.2.1:1")
 	if code, headers, _ := get(t, queue, "/", "192.0.2.1:1"); code != 200 || len(headers["Ratelimit-Wait"]) != len("60000") {
 		t.Errorf("a request before its turn: %d %v", code, headers)

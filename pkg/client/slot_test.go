@@ -165,7 +165,9 @@ func TestHoldUnanswered(t *testing.T) {
 	held := shared(t).Limiter(desk)
 	mine := hold(t, held, "")
 	ctx, cancel := context.WithCancel(t.Context())
-	away := grpc.WithUnaryInterceptor(func(ctx context.Context, method string, q, a any, conn *grpc.ClientConn, next grpc.UnaryInvoker, o ...grpc.CallOption) error {
+	away := grpc.WithUnaryInterceptor(func(ctx context.Context, method string, q, a any,
+		conn *grpc.ClientConn, next grpc.UnaryInvoker, o ...grpc.CallOption,
+	) error {
 		if ctx.Err() == nil && !q.(*rls.RateLimitRequest).GetDescriptors()[0].GetIsNegativeHits() {
 			cancel()
 			return status.Error(codes.Unavailable, "no server is there")

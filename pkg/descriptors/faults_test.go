@@ -354,38 +354,3 @@ func TestY24_Wildcards(t *testing.T) {
 		})
 	}
 }
-
-// G10: bytes that are not UTF-8 match nothing as key or domain, and are ordinary values.
-func TestG10_InvalidUTF8(t *testing.T) {
-	set := mustLoad(t, []byte("domain: shop\ndescriptors:\n  - {key: a, rate_limit: {unit: minute}}\n  - {key: 'b*', rate_limit: {unit: hour}}\n  - {key: v, value: 'x*', rate_limit: {unit: day}}\n"))
-	if set.Domain([]byte("sh\xffop")) != nil {
-		t.Error("a domain of bytes that are no UTF-8 was found")
-	}
-	d := set.Domain([]byte("shop"))
-	for _, c := range []struct{ key, value, want string }{
-		{"a", "\xff", "shop.a"}, {"v", "x\xff\xfe", "shop.v_x*"}, {"b", "\xff", "shop.b*"}, {"\xff", "x", ""}, {"b\xff", "x", ""},
-	} {
-		got := ""
-		if r := d.Match(entries(c.key, c.value)).Rule; r != nil {
-			got = r.Path
-		}
-		if got != c.want {
-			t.Errorf("%q=%q: %q, want %q", c.key, c.value, got, c.want)
-		}
-	}
-	m := d.Match(entries("a", "\xff"))
-	if bytes.Equal(m.AppendName(nil, d, entries("a", "\xff"), false), m.AppendName(nil, d, entries("a", "\xfe"), false)) {
-		t.Error("two values share a counter")
-	}
-}
-
-// G12: a descriptor deeper than the rules matches nothing, and is not walked.
-func TestG12_DeepDescriptors(t *testing.T) {
-	d := mustLoad(t, []byte("domain: shop\ndescriptors: [{key: a, rate_limit: {unit: minute}, descriptors: [{key: a, rate_limit: {unit: minute}}]}]")).Domain([]byte("shop"))
-	for depth, want := range map[int]bool{0: false, 1: true, 2: true, 3: false, 64: false, 65: false, 1000: false} {
-		e := entries(strings.Split(strings.Repeat("a,x,", depth), ",")[:2*depth]...)
-		if got := d.Match(e).Rule != nil; got != want {
-			t.Errorf("%d entries: matched %t, want %t", depth, got, want)
-		}
-	}
-}

@@ -86,51 +86,6 @@ func FuzzCounterKey(f *testing.F) {
 	})
 }
 
-// The descriptors of G8: descriptors that share a key in the reference have counters of their own here.
-func TestG8_CountersAreDistinct(t *testing.T) {
-	d := &descriptors.Domain{Name: "shop"}
-	seen := map[[16]byte]string{}
-	all := [][]string{
-		{"a", "b_c"}, {"a_b", "c"}, {"a", "b", "c", ""}, {"a_b_c", ""}, {"a", "b_c_"}, {"a", ""}, {"a", "", "b", "c"},
-	}
-	for _, special := range []string{"_", "|", ":", ".", "/", "\\", ",", ";", "=", "*", "%", "\"", "'", " ", "\x00", "\r", "\n", "\x1b", "\u2028", "\u202e", "{x}", "\xff"} {
-		all = append(all, []string{"a", special}, []string{"a", special + special}, []string{special, "a"})
-	}
-	for _, pairs := range all {
-		key := descriptors.Hash(descriptors.Match{}.AppendName(nil, d, entries(pairs...), false))
-		if other, taken := seen[key]; taken {
-			t.Errorf("%q and %s have one counter", pairs, other)
-		}
-		seen[key] = fmt.Sprintf("%q", pairs)
-	}
-	other := &descriptors.Domain{Name: "shop_a"}
-	if key := descriptors.Hash(descriptors.Match{}.AppendName(nil, other, entries("a", "b_c"), false)); seen[key] != "" {
-		t.Error("two domains share a counter")
-	}
-}
-
-// G11: a counter's key has one size, whatever the value's.
-func TestG11_LongValues(t *testing.T) {
-	set := mustLoad(t, []byte("domain: shop\ndescriptors: [{key: a, rate_limit: {unit: minute, requests_per_unit: 3}}, {key: p, value: 'x*y', rate_limit: {unit: minute, requests_per_unit: 3}}]"))
-	d := set.Domain([]byte("shop"))
-	seen := map[[16]byte]int{}
-	for _, size := range []int{0, 1, 8 << 10, 60 << 10, 1 << 20} {
-		e := entries("a", strings.Repeat("v", size))
-		m := d.Match(e)
-		if m.Rule == nil {
-			t.Errorf("%d bytes: no rule", size)
-		}
-		key := descriptors.Hash(m.AppendName(nil, d, e, false))
-		if other, taken := seen[key]; taken {
-			t.Errorf("values of %d and %d bytes share a counter", size, other)
-		}
-		seen[key] = size
-		if d.Match(entries("p", "x"+strings.Repeat("v", size)+"y")).Rule == nil {
-			t.Errorf("%d bytes: the wildcard does not match", size)
-		}
-	}
-}
-
 // A Secret makes what crypto/hmac does; without one keys are what they were.
 func TestSecret(t *testing.T) {
 	t.Parallel()

@@ -252,7 +252,8 @@ func values(all []slowRule) []any {
 // FuzzOverlay lays an overlay over rules, both drawn from the input, and compares with rules in which the same was
 // written by hand. It also lays arbitrary text over them, which may be invalid but changes no more than limits.
 func FuzzOverlay(f *testing.F) {
-	f.Add([]byte("\x05\x01\x00\x02\x00\x01\x01\x00"), []byte("\x03\x01\x01\x00\x01\x00\x05"), []byte("domain: d\ndescriptors: [{key: a, rate_limit: {algorithm: sliding_window}}]"))
+	f.Add([]byte("\x05\x01\x00\x02\x00\x01\x01\x00"), []byte("\x03\x01\x01\x00\x01\x00\x05"),
+		[]byte("domain: d\ndescriptors: [{key: a, rate_limit: {algorithm: sliding_window}}]"))
 	for _, a := range archives(f, "load") {
 		for _, file := range a.Files {
 			if strings.HasPrefix(file.Name, "overlay/") {
@@ -290,7 +291,8 @@ func FuzzOverlay(f *testing.F) {
 				continue
 			}
 			if diff := rulediff.Between(want, got); len(diff) > 0 {
-				t.Errorf("differs from what is written by hand: %q; rules\n%s\noverlay\n%s\nby hand\n%s", diff, written.String(), text.String(), byHand.String())
+				t.Errorf("differs from what is written by hand: %q; rules\n%s\noverlay\n%s\nby hand\n%s",
+					diff, written.String(), text.String(), byHand.String())
 			}
 		}
 		o = overlay.With(descriptors.Options{}, []descriptors.Source{{Name: "overlay.yaml", Data: raw}})

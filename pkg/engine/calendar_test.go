@@ -39,7 +39,8 @@ func checkEdges(c *engine.Calendar, now engine.Micros) error {
 	for i := range len(e) - 1 {
 		for _, at := range []engine.Micros{e[i], e[i+1] - 1} {
 			if start, end := enginetest.CalendarWindow(c, at); start != e[i] || end != e[i+1] {
-				return fmt.Errorf("the windows around %s are %s, that of %s is %s to %s", text1(c, now), dates(c, e[:]), text1(c, at), text1(c, start), text1(c, end))
+				return fmt.Errorf("the windows around %s are %s, that of %s is %s to %s",
+					text1(c, now), dates(c, e[:]), text1(c, at), text1(c, start), text1(c, end))
 			}
 		}
 	}

@@ -191,7 +191,8 @@ func TestPrepared(t *testing.T) {
 	p.Hits, p.Window = 3, 60*second
 	var a, b engine.State
 	got := engine.Limits{p}.Take([]*engine.State{&a}, midnight, engine.Take{Cost: 20, Count: 1})
-	want := engine.Limits{bucket(func(l *engine.Limit) { l.Hits, l.Window = 3, 60*second })}.Take([]*engine.State{&b}, midnight, engine.Take{Cost: 20, Count: 1})
+	want := engine.Limits{bucket(func(l *engine.Limit) { l.Hits, l.Window = 3, 60*second })}.Take([]*engine.State{&b},
+		midnight, engine.Take{Cost: 20, Count: 1})
 	if got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}

@@ -3,7 +3,6 @@ package engine_test
 import (
 	"errors"
 	"fmt"
-	"os"
 	"reflect"
 	"slices"
 	"strconv"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -167,29 +167,11 @@ func TestDocs(t *testing.T) {
 		file       = "../../docs/algorithms.md"
 		begin, end = "<!-- keys: written by make docs -->\n", "<!-- end of keys -->"
 	)
-	raw, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	head, rest, found := strings.Cut(string(raw), begin)
-	_, tail, closed := strings.Cut(rest, end)
-	if !found || !closed {
-		t.Fatalf("%s has no table between %q and %q", file, begin, end)
-	}
+	head := goldentest.Section(t, file, [2]string{begin, end}, parameterTable(), *rewrite)
 	for a := range engine.Algorithms() {
 		if !strings.Contains(head, "\n| `"+a.String()+"` ") {
 			t.Errorf("%s has no row for %s", file, a)
 		}
-	}
-	want := head + begin + parameterTable() + end + tail
-	if *rewrite {
-		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if d := cmp.Diff(want, string(raw)); d != "" {
-		t.Errorf("run make docs; %s (-want +got):\n%s", file, d)
 	}
 }
 

@@ -4,14 +4,12 @@ import (
 	"flag"
 	"fmt"
 	"hash/fnv"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 )
 
 var update = flag.Bool("update", false, "write what rounds do into testdata")
@@ -32,29 +30,7 @@ type script struct {
 	sources map[string]*Source
 }
 
-func TestScripts(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatal(files, err)
-	}
-	for _, file := range files {
-		t.Run(filepath.Base(file), func(t *testing.T) {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := run(t, string(text))
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if diff := cmp.Diff(string(text), got); diff != "" && !*update {
-				t.Errorf("(-want +got)\n%s", diff)
-			}
-		})
-	}
-}
+func TestScripts(t *testing.T) { goldentest.Scripts(t, *update, run) }
 
 // run plays a script, and returns it with what its lines do.
 func run(t *testing.T, text string) string {

@@ -12,6 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -77,15 +78,7 @@ func newBench(tb testing.TB, rules string, c limiter.Config) *limiter.Limiter {
 
 func load(tb testing.TB, l *limiter.Limiter, files ...string) {
 	tb.Helper()
-	var sources []descriptors.Source
-	for i, rules := range files {
-		sources = append(sources, descriptors.Source{Name: fmt.Sprintf("rules%d.yaml", i), Data: []byte(rules)})
-	}
-	set, problems, err := descriptors.Load(sources, descriptors.Options{})
-	if err != nil {
-		tb.Fatal(problems)
-	}
-	l.SetRules(set)
+	l.SetRules(rulefiletest.Load(tb, files...))
 }
 
 // hot are requests that must be decided without allocating.

@@ -73,7 +73,8 @@ func TestClass(t *testing.T) {
 	}
 	for _, shadow := range []bool{false, true} {
 		registry := stats.New()
-		l := limiter.New(broken77{memory.New(memory.Config{})}, registry, limiter.Config{Overrides: held.Overrides(), Local: memory.New(memory.Config{}), Shadow: shadow})
+		l := limiter.New(broken77{memory.New(memory.Config{})}, registry,
+			limiter.Config{Overrides: held.Overrides(), Local: memory.New(memory.Config{}), Shadow: shadow})
 		load(t, l, classRules)
 		want := map[limiter.Class]uint64{}
 		for _, c := range []struct {

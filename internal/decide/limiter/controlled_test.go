@@ -14,6 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -50,15 +51,15 @@ descriptors:
 // TestControlledRequests: whatever controls and requests there are, a block rejects, what is allowed is not rejected, and there is
 // always an answer.
 func TestControlledRequests(t *testing.T) {
-	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(controlledRules)}}, descriptors.Options{})
-	if err != nil {
-		t.Fatal(err, problems)
-	}
+	set := rulefiletest.Load(t, controlledRules)
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		yes := func() bool { return r.IntN(2) == 0 }
 		held := controls.New(controls.Config{})
-		config := limiter.Config{Shadow: yes(), Quota: yes(), StopWhenOver: yes(), LocalCache: yes(), ReferenceNames: r.IntN(4) == 0, Overrides: held.Overrides()}
+		config := limiter.Config{
+			Shadow: yes(), Quota: yes(), StopWhenOver: yes(),
+			LocalCache: yes(), ReferenceNames: r.IntN(4) == 0, Overrides: held.Overrides(),
+		}
 		l := limiter.New(memory.New(memory.Config{}), stats.New(), config)
 		l.SetRules(set)
 		for range r.IntN(8) {
@@ -166,10 +167,7 @@ func (skewed) Leave(context.Context) {}
 
 // TestBlockEndsByTheClockOfTheStore: a blocked request hears when the control ends, whatever the difference of clocks.
 func TestBlockEndsByTheClockOfTheStore(t *testing.T) {
-	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(controlledRules)}}, descriptors.Options{})
-	if err != nil {
-		t.Fatal(err, problems)
-	}
+	set := rulefiletest.Load(t, controlledRules)
 	for _, by := range []time.Duration{-2 * time.Minute, 0, 10 * time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
 			c := controls.New(controls.Config{Store: skewed{by}})

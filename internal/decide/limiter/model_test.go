@@ -13,6 +13,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -258,15 +259,11 @@ func compareWithModel(t *rapid.T) {
 		used:    make(map[string]uint64),
 		counted: make(map[string]uint64),
 	}
-	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(m.yaml())}}, descriptors.Options{})
-	if err != nil {
-		t.Fatal(problems)
-	}
 	now := engine.Micros(1e12)
 	registry := stats.New()
 	l := limiter.New(memory.New(memory.Config{Now: func() engine.Micros { return now }}), registry,
 		limiter.Config{Shadow: m.shadow, Quota: m.quota, NearLimitRatio: m.ratio})
-	l.SetRules(set)
+	l.SetRules(rulefiletest.Load(t, m.yaml()))
 	var scratch limiter.Scratch
 	for range rapid.IntRange(1, 12).Draw(t, "requests") {
 		asks := drawAsks(t)

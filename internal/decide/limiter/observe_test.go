@@ -72,7 +72,10 @@ func TestObserved(t *testing.T) {
 		look := func(domain, descriptor string, times int) {
 			for range times {
 				time.Sleep(time.Millisecond)
-				r := &limiter.Request{Domain: []byte(domain), Descriptors: []limiter.Descriptor{{Entries: entries(descriptor), HasHits: true}}, Read: time.Now().Add(-time.Millisecond)}
+				r := &limiter.Request{
+					Domain: []byte(domain), Descriptors: []limiter.Descriptor{{Entries: entries(descriptor), HasHits: true}},
+					Read: time.Now().Add(-time.Millisecond),
+				}
 				_, _ = l.Decide(t.Context(), r, &scratch)
 			}
 		}

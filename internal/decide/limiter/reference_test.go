@@ -9,6 +9,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -30,7 +31,7 @@ func (n *naming) Apply(ctx context.Context, ops []backend.Op) {
 // TestReferenceNames decides with and without the names that envoyproxy/ratelimit has for counters.
 func TestReferenceNames(t *testing.T) {
 	t.Parallel()
-	set, _, err := descriptors.Load([]descriptors.Source{{Name: "a.yaml", Data: []byte(`
+	set := rulefiletest.Load(t, `
 domain: shop
 charge: together
 descriptors:
@@ -40,10 +41,7 @@ descriptors:
     value: files/*
     share_threshold: true
     rate_limit: {unit: year, requests_per_unit: 1}
-`)}}, descriptors.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+`)
 	for _, tt := range []struct {
 		names bool
 		want  []string // of looks, then of takes

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -14,13 +12,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -32,37 +29,16 @@ var rewrite = flag.Bool("rewrite", false, "write what happens into the scripts u
 // TestScripts plays the scripts under testdata. A script is a list of stanzas with an empty line between two: a command,
 // its input on the lines that follow, ---- and what must come of it. The commands are the methods of script.
 func TestScripts(t *testing.T) {
-	paths, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(paths) == 0 {
-		t.Fatalf("there are no scripts: %v", err)
-	}
-	for _, path := range paths {
-		t.Run(strings.TrimSuffix(filepath.Base(path), ".txt"), func(t *testing.T) { playFile(t, path) })
-	}
-}
-
-func playFile(t *testing.T, path string) {
-	t.Helper()
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &script{t: t}
-	s.settings(nil, "")
-	var out []string
-	for stanza := range strings.SplitSeq(strings.TrimSpace(string(raw)), "\n\n") {
-		out = append(out, s.play(strings.TrimSpace(stanza)))
-	}
-	got := withoutIDs(strings.Join(out, "\n\n") + "\n")
-	if *rewrite {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
+	goldentest.Scripts(t, *rewrite, func(t *testing.T, text string) string {
+		t.Helper()
+		s := &script{t: t}
+		s.settings(nil, "")
+		var out []string
+		for stanza := range strings.SplitSeq(strings.TrimSpace(text), "\n\n") {
+			out = append(out, s.play(strings.TrimSpace(stanza)))
 		}
-		return
-	}
-	if diff := cmp.Diff(string(raw), got); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
+		return withoutIDs(strings.Join(out, "\n\n") + "\n")
+	})
 }
 
 // controlID is the ID of a control, which is random, where names and metrics have it.

@@ -15,7 +15,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
-	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 const policies = `
@@ -156,18 +155,13 @@ func TestForesee(t *testing.T) {
 func TestShedSeriesAreBounded(t *testing.T) {
 	t.Parallel()
 	const domains = 3000
-	var sources []descriptors.Source
+	var files []string
 	for i := range domains {
-		text := fmt.Sprintf("domain: d%04d\ndescriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 1}}]", i)
-		sources = append(sources, descriptors.Source{Name: fmt.Sprintf("%d.yaml", i), Data: []byte(text)})
-	}
-	set, problems, err := descriptors.Load(sources, descriptors.Options{})
-	if err != nil {
-		t.Fatal(err, problems)
+		files = append(files, fmt.Sprintf("domain: d%04d\ndescriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 1}}]", i))
 	}
 	r := stats.New()
 	l := limiter.New(still(), r, limiter.Config{})
-	l.SetRules(set)
+	load(t, l, files...)
 	series := func() (n, sum int) {
 		w := httptest.NewRecorder()
 		r.Handler(stats.PrometheusConfig{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))

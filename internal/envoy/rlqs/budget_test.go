@@ -21,6 +21,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rlqs"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 )
 
@@ -50,7 +51,7 @@ type guest struct {
 func startCrowd(t *testing.T, rules string, c rlqs.Config) *crowd {
 	t.Helper()
 	l := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Overrides: controls.New(controls.Config{}).Overrides()})
-	l.SetRules(load(t, rules))
+	l.SetRules(rulefiletest.Load(t, rules))
 	return &crowd{T: t, service: rlqs.New(l, c)}
 }
 

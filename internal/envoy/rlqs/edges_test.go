@@ -21,6 +21,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/rlqstest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/sharestest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -78,7 +79,7 @@ func startEdges(t *testing.T, rules string, id *rlqspb.BucketId, demands ...floa
 	t.Helper()
 	w := &edges{T: t, controls: controls.New(controls.Config{})}
 	w.limiter = limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Overrides: w.controls.Overrides()})
-	w.limiter.SetRules(load(t, rules))
+	w.limiter.SetRules(rulefiletest.Load(t, rules))
 	w.service = rlqs.New(w.limiter, rlqs.Config{})
 	for i, d := range demands {
 		md := metadata.Pairs("x-ratelimitd-client", fmt.Sprint("edge-", i))
@@ -200,7 +201,9 @@ func TestLiftedLarge(t *testing.T) {
 	t.Parallel()
 	const rules = "{domain: edge, descriptors: [{key: a, rate_limit: {unit: second, requests_per_unit: 100, burst: 200, algorithm: token_bucket, rlqs: true}}]}"
 	for _, to := range []descriptors.Override{
-		{RequestsPerUnit: 12_000, Unit: descriptors.Minute}, {RequestsPerUnit: 60_000, Unit: descriptors.Minute}, {RequestsPerUnit: 360_000, Unit: descriptors.Hour},
+		{RequestsPerUnit: 12_000, Unit: descriptors.Minute},
+		{RequestsPerUnit: 60_000, Unit: descriptors.Minute},
+		{RequestsPerUnit: 360_000, Unit: descriptors.Hour},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			w := startEdges(t, rules, bucket("a", "x"), 45, 45)

@@ -23,6 +23,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rlqs"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 )
 
@@ -112,7 +113,7 @@ func TestFleet(t *testing.T) {
 	took := time.Duration(0)
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Overrides: controls.New(controls.Config{}).Overrides()})
-		l.SetRules(load(t, `
+		l.SetRules(rulefiletest.Load(t, `
 domain: edge
 descriptors:
 - key: service
@@ -154,7 +155,8 @@ descriptors:
 	})
 	alone := protobufAlone(t, texts[:], count)
 	ratio := float64(took) / float64(alone)
-	t.Logf("%d reports of 100 buckets, %d actions: %v, alone %v, ratio %.2f; %d MB at most", count.reports.Load(), count.actions.Load(), took, alone, ratio, most>>20)
+	t.Logf("%d reports of 100 buckets, %d actions: %v, alone %v, ratio %.2f; %d MB at most",
+		count.reports.Load(), count.actions.Load(), took, alone, ratio, most>>20)
 	if ratio > asked || most > 200<<20 {
 		t.Errorf("want a ratio of %v at most, and 200 MB", asked)
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -67,15 +68,6 @@ type world struct {
 	conn     *grpc.ClientConn
 }
 
-func load(t *testing.T, text string) *descriptors.Set {
-	t.Helper()
-	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(text)}}, descriptors.Options{})
-	if err != nil {
-		t.Fatal(problems)
-	}
-	return set
-}
-
 func start(t *testing.T, c rlqs.Config) *world {
 	t.Helper()
 	return startOn(t, "tcp", "127.0.0.1:0", c)
@@ -85,7 +77,7 @@ func startOn(t *testing.T, network, address string, c rlqs.Config) *world {
 	t.Helper()
 	w := &world{T: t, controls: controls.New(controls.Config{})}
 	w.limiter = limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Overrides: w.controls.Overrides()})
-	w.limiter.SetRules(load(t, rules))
+	w.limiter.SetRules(rulefiletest.Load(t, rules))
 	w.service = rlqs.New(w.limiter, c)
 	server := grpc.NewServer()
 	w.service.Register(server)
@@ -273,7 +265,7 @@ func TestEndedStreams(t *testing.T) {
 func TestWithoutRule(t *testing.T) {
 	t.Parallel()
 	w := start(t, rlqs.Config{})
-	w.limiter.SetRules(load(t, "{domain: edge, descriptors: [{key: a, rate_limit: {unit: minute, requests_per_unit: 1}}]}"))
+	w.limiter.SetRules(rulefiletest.Load(t, "{domain: edge, descriptors: [{key: a, rate_limit: {unit: minute, requests_per_unit: 1}}]}"))
 	if got := w.open().next(); !strings.HasPrefix(got, codes.Unimplemented.String()) {
 		t.Errorf("got %q", got)
 	}
@@ -300,7 +292,7 @@ func TestChanges(t *testing.T) {
 		}
 		c.awaits("shop token bucket")
 	}
-	w.limiter.SetRules(load(t, strings.ReplaceAll(rules, "rlqs: {weight_from: x-weight}", "rlqs: false")))
+	w.limiter.SetRules(rulefiletest.Load(t, strings.ReplaceAll(rules, "rlqs: {weight_from: x-weight}", "rlqs: false")))
 	c.awaits("shop abandon")
 }
 
@@ -407,12 +399,7 @@ func startTwoDomains(t *testing.T, network, address string) *world {
 	t.Helper()
 	w := startOn(t, network, address, rlqs.Config{})
 	other := strings.Replace(rules, "domain: edge", "domain: shop", 1)
-	set, problems, err := descriptors.Load(
-		[]descriptors.Source{{Name: "a.yaml", Data: []byte(rules)}, {Name: "b.yaml", Data: []byte(other)}}, descriptors.Options{})
-	if err != nil {
-		t.Fatal(problems)
-	}
-	w.limiter.SetRules(set)
+	w.limiter.SetRules(rulefiletest.Load(t, rules, other))
 	return w
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rlqs"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 )
@@ -39,7 +40,7 @@ func startVirtual(t *testing.T, b backend.Backend, c rlqs.Config) *virtual {
 	t.Helper()
 	v := &virtual{T: t, controls: controls.New(controls.Config{}), reports: make(chan []byte, 100), why: make(chan error, 1)}
 	l := limiter.New(b, stats.New(), limiter.Config{Overrides: v.controls.Overrides()})
-	l.SetRules(load(t, rules))
+	l.SetRules(rulefiletest.Load(t, rules))
 	v.service = rlqs.New(l, c)
 	var ctx context.Context
 	ctx, v.cancel = context.WithCancel(t.Context())

@@ -54,7 +54,8 @@ func TestG11_LongAnswers(t *testing.T) {
 			whole := "user=" + strings.ToValidUTF8(tt.values[i], "\uFFFD")
 			got := d.(map[string]any)["entries"].([]any)[0].(string)
 			if begin, shortened := strings.CutSuffix(got, "…"); got != whole && (!shortened || len(got) < 20_000 || !strings.HasPrefix(whole, begin)) {
-				t.Errorf("%s: value %d became %.20q… of %d bytes; want %.20q… of %d, or a long part of it and an ellipsis", tt.name, i, got, len(got), whole, len(whole))
+				t.Errorf("%s: value %d became %.20q… of %d bytes; want %.20q… of %d, or a long part of it and an ellipsis",
+					tt.name, i, got, len(got), whole, len(whole))
 			}
 		}
 	}

@@ -36,19 +36,18 @@ descriptors:
 func hits(n uint64) *wrapperspb.UInt64Value { return wrapperspb.UInt64(n) }
 
 func TestG01_EmptyDomain(t *testing.T) {
-	w := start(t, threePerHour, Config{})
-	_, err := w.ShouldRateLimit(t.Context(), request("", "user=a"))
-	wantCode(t, err, codes.InvalidArgument)
-	if text := status.Convert(err).Message(); text != "rate limit domain must not be empty" {
-		t.Errorf("text: %s", text)
-	}
+	wantInvalid(t, request("", "user=a"), "rate limit domain must not be empty")
 }
 
 func TestG02_NoDescriptors(t *testing.T) {
-	w := start(t, threePerHour, Config{})
-	_, err := w.ShouldRateLimit(t.Context(), request("shop"))
+	wantInvalid(t, request("shop"), "rate limit descriptor list must not be empty")
+}
+
+func wantInvalid(t *testing.T, r *ratelimitv3.RateLimitRequest, want string) {
+	t.Helper()
+	_, err := start(t, threePerHour, Config{}).ShouldRateLimit(t.Context(), r)
 	wantCode(t, err, codes.InvalidArgument)
-	if text := status.Convert(err).Message(); text != "rate limit descriptor list must not be empty" {
+	if text := status.Convert(err).Message(); text != want {
 		t.Errorf("text: %s", text)
 	}
 }
@@ -176,6 +175,9 @@ descriptors:
   - key: user
     detailed_metric: true
     rate_limit: {unit: hour, requests_per_unit: 1}
+  - key: seen
+    value_to_metric: true
+    rate_limit: {unit: hour, requests_per_unit: 1}
   - key: user_a
     rate_limit: {unit: hour, requests_per_unit: 1}
     descriptors: [{key: b, rate_limit: {unit: hour, requests_per_unit: 1}}]
@@ -183,9 +185,10 @@ descriptors:
 	for _, v := range strange() {
 		r := &ratelimitv3.RateLimitRequest{Domain: "shop", Descriptors: []*commonv3.RateLimitDescriptor{
 			{Entries: []*commonv3.RateLimitDescriptor_Entry{{Key: "user", Value: v}}},
+			{Entries: []*commonv3.RateLimitDescriptor_Entry{{Key: "seen", Value: v}}},
 		}}
-		w.want("OK 0", r)
-		w.want("OVER_LIMIT 0", r)
+		w.want("OK 0 OK 0", r)
+		w.want("OVER_LIMIT 0 OVER_LIMIT 0", r)
 	}
 	w.want("OK 0", request("shop", "user=a_c"))
 	w.want("OK 0", request("shop", "user_a=c")) // the reference's key is the same

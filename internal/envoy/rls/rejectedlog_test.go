@@ -3,7 +3,6 @@ package rls
 import (
 	"fmt"
 	"hash/maphash"
-	"io"
 	"log/slog"
 	"strings"
 	"sync"
@@ -15,34 +14,38 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// rejected is a request of one descriptor that the rule of this path rejects.
-func rejected(path string, e ...descriptors.Entry) (*limiter.Request, *limiter.Verdict) {
-	it := &descriptors.RateLimit{RequestsPerUnit: 3, Unit: descriptors.Minute, Multiplier: 1, Limit: engine.Limit{Algorithm: engine.FixedWindow, Hits: 3, Window: 60e6, CountRefused: true}}
+// rejectionOf is a request of one descriptor that the rule of this path rejects.
+func rejectionOf(path string, e ...descriptors.Entry) (*limiter.Request, *limiter.Verdict) {
+	it := &descriptors.RateLimit{
+		RequestsPerUnit: 3, Unit: descriptors.Minute, Multiplier: 1,
+		Limit: engine.Limit{Algorithm: engine.FixedWindow, Hits: 3, Window: 60e6, CountRefused: true},
+	}
 	return &limiter.Request{Domain: []byte("shop"), Descriptors: []limiter.Descriptor{{Entries: e}}}, &limiter.Verdict{Over: true, Statuses: []limiter.Status{{
 		Over: true, Outcome: limiter.Rejected, RateLimit: it, Rule: &descriptors.Rule{Path: path},
 		Decision: engine.Decision{RetryAfter: 41500 * time.Millisecond},
 	}}}
 }
 
-// rejectedLogAt logs into w; its clock shows now.
-func rejectedLogAt(w io.Writer, now *time.Time, values bool) *rejectedLog {
-	return &rejectedLog{log: slog.New(slog.NewJSONHandler(w, nil)), values: values, now: func() time.Time { return *now }, seed: maphash.MakeSeed()}
+// newRejectedLog returns a log with what it says, one line at a time, and the time that its clock shows.
+func newRejectedLog(values bool) (l *rejectedLog, said *strings.Builder, now *time.Time) {
+	said, now = new(strings.Builder), new(time.Unix(1_800_000_000, 0))
+	l = &rejectedLog{log: slog.New(slog.NewJSONHandler(said, nil)), values: values, now: func() time.Time { return *now }, seed: maphash.MakeSeed()}
+	return l, said, now
 }
 
 func TestRejectionsAreSampled(t *testing.T) {
 	t.Parallel()
-	var b strings.Builder
-	now := time.Unix(1_800_000_000, 0)
-	l := rejectedLogAt(&b, &now, false)
-	r, v := rejected("shop.user", descriptors.Entry{Key: []byte("user"), Value: []byte("planted")})
+	l, b, now := newRejectedLog(false)
+	r, v := rejectionOf("shop.user", descriptors.Entry{Key: []byte("user"), Value: []byte("planted")})
 	for range 2500 {
 		l.rejected(r, v)
 	}
-	now = now.Add(time.Second)
+	*now = now.Add(time.Second)
 	l.rejected(r, v)
 	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
 	if len(lines) != sampleFirst+2+1 {
-		t.Fatalf("%d lines, want the first %d of the second, the 1000th, the 2000th, and the first of the next second:\n%s", len(lines), sampleFirst, b.String())
+		t.Fatalf("%d lines, want the first %d of the second, the 1000th, the 2000th, and the first of the next second:\n%s",
+			len(lines), sampleFirst, b.String())
 	}
 	for i, omitted := range map[int]int{0: 0, sampleFirst - 1: 0, sampleFirst: 1000 - sampleFirst - 1, sampleFirst + 1: 999, sampleFirst + 2: 500} {
 		if !strings.Contains(lines[i], fmt.Sprintf(`"omitted":%d,`, omitted)) {
@@ -63,9 +66,7 @@ func TestRejectionsAreSampled(t *testing.T) {
 
 func TestRejectionsOfRulesAreSampledApart(t *testing.T) {
 	t.Parallel()
-	var b strings.Builder
-	now := time.Unix(1_800_000_000, 0)
-	l := rejectedLogAt(&b, &now, false)
+	l, b, _ := newRejectedLog(false)
 	names := func() (first, second string) { // whose slots differ, as most do
 		for i := 0; ; i++ {
 			name := fmt.Sprint("shop.r", i)
@@ -76,9 +77,9 @@ func TestRejectionsOfRulesAreSampledApart(t *testing.T) {
 	}
 	first, second := names()
 	for range 100 {
-		l.rejected(rejected(first))
+		l.rejected(rejectionOf(first))
 	}
-	l.rejected(rejected(second))
+	l.rejected(rejectionOf(second))
 	if got := strings.Count(b.String(), `"rule":"`+second+`"`); got != 1 {
 		t.Errorf("%d lines of the second rule, want 1", got)
 	}
@@ -86,10 +87,9 @@ func TestRejectionsOfRulesAreSampledApart(t *testing.T) {
 
 func TestRejectedValues(t *testing.T) {
 	t.Parallel()
-	var b strings.Builder
-	now := time.Unix(1_800_000_000, 0)
-	l := rejectedLogAt(&b, &now, true)
-	l.rejected(rejected("shop.user", descriptors.Entry{Key: []byte("user"), Value: []byte("ann\n\xff\"")}, descriptors.Entry{Key: []byte("k"), Value: []byte(strings.Repeat("x", 10_000))}))
+	l, b, _ := newRejectedLog(true)
+	l.rejected(rejectionOf("shop.user", descriptors.Entry{Key: []byte("user"), Value: []byte("ann\n\xff\"")},
+		descriptors.Entry{Key: []byte("k"), Value: []byte(strings.Repeat("x", 10_000))}))
 	got := b.String()
 	if !strings.Contains(got, `"descriptor":"user=ann\n`+"\uFFFD"+`\",k=xxx`) || len(got) > longestDescriptor+300 || strings.Count(got, "\n") != 1 {
 		t.Errorf("logged %q", got)
@@ -98,13 +98,11 @@ func TestRejectedValues(t *testing.T) {
 
 func TestRejectionsFromMany(t *testing.T) {
 	t.Parallel()
-	var b strings.Builder // the handler writes one line at a time
-	now := time.Unix(1_800_000_000, 0)
-	l := rejectedLogAt(&b, &now, false)
+	l, b, _ := newRejectedLog(false)
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			r, v := rejected("shop.user")
+			r, v := rejectionOf("shop.user")
 			for range 1000 {
 				l.rejected(r, v)
 			}
@@ -119,7 +117,7 @@ func TestRejectionsFromMany(t *testing.T) {
 func TestRejectionsBelowTheLevelCostNothing(t *testing.T) {
 	var b strings.Builder
 	tell := LogRejected(slog.New(slog.NewTextHandler(&b, &slog.HandlerOptions{Level: slog.LevelError})), false)
-	r, v := rejected("shop.user")
+	r, v := rejectionOf("shop.user")
 	if n := testing.AllocsPerRun(100, func() { tell(r, v) }); n != 0 {
 		t.Errorf("%v allocations, want none", n)
 	}
@@ -127,9 +125,8 @@ func TestRejectionsBelowTheLevelCostNothing(t *testing.T) {
 
 // A rejection that is not logged costs no memory.
 func TestRejectionsLeftOutCostNothing(t *testing.T) {
-	now := time.Unix(1_800_000_000, 0)
-	l := rejectedLogAt(io.Discard, &now, false)
-	r, v := rejected("shop.user")
+	l, _, _ := newRejectedLog(false)
+	r, v := rejectionOf("shop.user")
 	for range sampleFirst {
 		l.rejected(r, v)
 	}
@@ -141,15 +138,13 @@ func TestRejectionsLeftOutCostNothing(t *testing.T) {
 // TestLateChargesAreNotRejected: a late charge is in no line, and where something else rejects the request the line names that.
 func TestLateChargesAreNotRejected(t *testing.T) {
 	t.Parallel()
-	var b strings.Builder
-	now := time.Unix(1_800_000_000, 0)
-	l := rejectedLogAt(&b, &now, false)
-	r, v := rejected("shop.budget")
+	l, b, _ := newRejectedLog(false)
+	r, v := rejectionOf("shop.budget")
 	v.Statuses[0].Outcome = limiter.ChargedLate
 	if l.rejected(r, v); b.Len() > 0 {
 		t.Errorf("a late charge is logged: %s", b.String())
 	}
-	r2, v2 := rejected("shop.user")
+	r2, v2 := rejectionOf("shop.user")
 	r.Descriptors, v.Statuses = append(r.Descriptors, r2.Descriptors...), append(v.Statuses, v2.Statuses...)
 	if l.rejected(r, v); !strings.Contains(b.String(), `"rule":"shop.user"`) {
 		t.Errorf("want a line about shop.user: %s", b.String())

@@ -241,12 +241,15 @@ func TestPanicIsOneCallsTrouble(t *testing.T) {
 	server := newServer(s, grpcserver.Config{})
 	server.RegisterService(&grpc.ServiceDesc{
 		ServiceName: "test.Panicking",
-		Methods: []grpc.MethodDesc{{MethodName: "Unary", Handler: func(_ any, ctx context.Context, dec func(any) error, chain grpc.UnaryServerInterceptor) (any, error) {
-			if err := dec(new(emptypb.Empty)); err != nil {
-				return nil, err
-			}
-			return chain(ctx, nil, &grpc.UnaryServerInfo{FullMethod: "/test.Panicking/Unary"}, func(context.Context, any) (any, error) { panic("unary") })
-		}}},
+		Methods: []grpc.MethodDesc{{
+			MethodName: "Unary",
+			Handler: func(_ any, ctx context.Context, dec func(any) error, chain grpc.UnaryServerInterceptor) (any, error) {
+				if err := dec(new(emptypb.Empty)); err != nil {
+					return nil, err
+				}
+				return chain(ctx, nil, &grpc.UnaryServerInfo{FullMethod: "/test.Panicking/Unary"}, func(context.Context, any) (any, error) { panic("unary") })
+			},
+		}},
 		Streams: []grpc.StreamDesc{{StreamName: "Stream", ServerStreams: true, Handler: func(any, grpc.ServerStream) error { panic("stream") }}},
 	}, nil)
 	conn := dial(t, serve(t, server))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -20,7 +21,7 @@ import (
 func service(t *testing.T, rules string, l limiter.Config, c Config) *Service {
 	t.Helper()
 	limits := limiter.New(memory.New(memory.Config{Now: atNoon}), stats.New(), l)
-	limits.SetRules(load(t, rules))
+	limits.SetRules(rulefiletest.Load(t, rules))
 	return New(limits, c)
 }
 
@@ -137,7 +138,10 @@ func TestUpstreamHeaders(t *testing.T) {
 		{name: "a shadow rule beside a rejection", headers: shadow, keys: []string{"tight", "tested"}, request: []string{"X-Shadow: shop.tested"}},
 		{name: "no shadow rule", headers: shadow, keys: []string{"wide", "tight"}},
 		{name: "a quota that is over", headers: shadow, keys: []string{"bucket", "other"}},
-		{name: "shadow mode of the server", headers: shadow, limiter: limiter.Config{Shadow: true}, keys: []string{"wide", "tight"}, request: []string{"X-Shadow: shop.tight"}},
+		{
+			name: "shadow mode of the server", headers: shadow, limiter: limiter.Config{Shadow: true},
+			keys: []string{"wide", "tight"}, request: []string{"X-Shadow: shop.tight"},
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -19,9 +19,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/process/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
-	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -80,7 +80,7 @@ func start(t *testing.T, rules string, c Config) *world {
 		keys:    make(map[backend.Key]int),
 	}}
 	l := limiter.New(w.store, w.stats, limiter.Config{})
-	l.SetRules(load(t, rules))
+	l.SetRules(rulefiletest.Load(t, rules))
 	c.Registry = w.stats
 	w.service = New(l, c)
 	w.server = newServer(w.service, grpcserver.Config{})
@@ -93,15 +93,6 @@ func start(t *testing.T, rules string, c Config) *world {
 // atNoon is the time at which every world stands still.
 func atNoon() engine.Micros {
 	return engine.Micros(time.Date(2026, 11, 20, 12, 0, 0, 500_000_000, time.UTC).UnixMicro())
-}
-
-func load(t *testing.T, rules string) *descriptors.Set {
-	t.Helper()
-	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(rules)}}, descriptors.Options{})
-	if err != nil {
-		t.Fatalf("rules: %v\n%s", problems, rules)
-	}
-	return set
 }
 
 // inProcess asks s as the handler does, without a connection.

@@ -97,6 +97,27 @@ func (s *sim) above(t *testing.T, what string, n int, least, leastEach float64) 
 	}
 }
 
+// serves checks with below or above, whichever the clients' demand is.
+func (s *sim) serves(t *testing.T, what string, n int, least, leastEach float64) {
+	t.Helper()
+	total := 0.0
+	for _, c := range s.clients {
+		total += c.demand
+	}
+	if total < s.limit.rate() {
+		s.below(t, what, n)
+	} else {
+		s.above(t, what, n, least, leastEach)
+	}
+}
+
+// name says whether clients have names.
+func (s *sim) name(named bool) {
+	for _, c := range s.clients {
+		c.named = named
+	}
+}
+
 // TestStart: from the first second on, clients below the limit are denied nothing, and clients above it use all of it, each its part.
 func TestStart(t *testing.T) {
 	t.Parallel()
@@ -137,11 +158,7 @@ func TestDrains(t *testing.T) {
 					s.run(s.now + 20*second + phase*second)
 					s.drain(0)
 					name := fmt.Sprintf("%s, named %t, %.0f times, %d s after a report", x.name, named, more, phase)
-					if more == 1 {
-						s.below(t, name, 30)
-					} else {
-						s.above(t, name, 30, 90, 0)
-					}
+					s.serves(t, name, 30, 90, 0)
 				}
 			}
 		}
@@ -154,19 +171,13 @@ func TestRolls(t *testing.T) {
 	for _, named := range []bool{true, false} {
 		for _, demand := range []float64{26, 52} {
 			s := fleet(shop, 3, demand, demand, demand)
-			for _, c := range s.clients {
-				c.named = named
-			}
+			s.name(named)
 			s.run(s.now + 20*second)
 			for i := range 3 {
 				s.replicas = append(s.replicas, s.newReplica())
 				s.drain(i)
 				name := fmt.Sprintf("named %t, replica %d", named, i)
-				if demand == 26 {
-					s.below(t, name, 12)
-				} else {
-					s.above(t, name, 12, 90, 0)
-				}
+				s.serves(t, name, 12, 90, 0)
 			}
 		}
 	}
@@ -179,20 +190,14 @@ func TestReplaced(t *testing.T) {
 		for _, named := range []bool{true, false} {
 			for _, demand := range []float64{45, 80} {
 				s := fleet(shop, replicas, demand, demand)
-				for _, c := range s.clients {
-					c.named = named
-				}
+				s.name(named)
 				s.run(s.now + 20*second)
 				for i := range 6 {
 					c := s.clients[i%2]
 					s.replicas[c.replica].bucket.Leave(s.now, c.client.ID)
 					c.open, c.inbox = false, nil
 					name := fmt.Sprintf("%d replicas, named %t, time %d", replicas, named, i)
-					if demand == 45 {
-						s.below(t, name, 8)
-					} else {
-						s.above(t, name, 8, 90, 0)
-					}
+					s.serves(t, name, 8, 90, 0)
 				}
 			}
 		}
@@ -206,9 +211,7 @@ func TestKilled(t *testing.T) {
 	for _, named := range []bool{true, false} {
 		for phase := range shares.Micros(5) {
 			s := fleet(shop, 2, 40, 0, 40)
-			for _, c := range s.clients {
-				c.named = named
-			}
+			s.name(named)
 			s.run(s.now + 20*second + phase*second)
 			s.replicas[0].dead = true
 			for _, c := range s.clients {
@@ -279,11 +282,7 @@ func TestRaised(t *testing.T) {
 			l.Hits, l.Burst = 200, 400
 			s.change(l)
 			s.run(s.now + second)
-			if demand == 90 {
-				s.below(t, fmt.Sprint(replicas, " replicas"), 30)
-			} else {
-				s.above(t, fmt.Sprint(replicas, " replicas"), 30, 190, 70)
-			}
+			s.serves(t, fmt.Sprint(replicas, " replicas"), 30, 190, 70)
 		}
 	}
 }

@@ -5,17 +5,14 @@ import (
 	"flag"
 	"fmt"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/ratelimitd/ratelimitd/internal/envoy/shares"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 )
 
 var rewrite = flag.Bool("rewrite", false, "rewrite the answers in testdata/*.txt")
@@ -38,29 +35,7 @@ var rewrite = flag.Bool("rewrite", false, "rewrite the answers in testdata/*.txt
 // allow what they have no assignment for.
 func TestScripts(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("finding scripts: %v in %v", err, files)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			t.Parallel()
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := playScript(t, string(want))
-			if *rewrite {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
-				t.Errorf("(-want +got, go test -rewrite takes got over):\n%s", diff)
-			}
-		})
-	}
+	goldentest.Scripts(t, *rewrite, playScript)
 }
 
 // script is a script under way.
@@ -74,6 +49,7 @@ type script struct {
 
 func playScript(t *testing.T, text string) string {
 	t.Helper()
+	t.Parallel()
 	s := &script{}
 	lines := bufio.NewScanner(strings.NewReader(text))
 	for lines.Scan() {

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -20,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/operate/access"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 const (
@@ -31,9 +31,7 @@ const (
 func tokenFile(t *testing.T, text string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.WriteFile(t, file, text)
 	return file
 }
 
@@ -156,9 +154,7 @@ func TestSession(t *testing.T) {
 		time.Sleep(time.Second)
 
 		// What any caller can have logged is logged once a minute.
-		if err := os.WriteFile(full, []byte("ann"+": "), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.WriteFile(t, full, "ann"+": ")
 		for range 20 {
 			tries("127.0.0.1:1", ann)
 		}
@@ -168,9 +164,7 @@ func TestSession(t *testing.T) {
 			t.Errorf("21 sessions while the file of tokens is no good are logged so:\n%s", log.String())
 		}
 
-		if err := os.WriteFile(full, []byte("ann: "+strings.ToUpper(annsToken)+"\nbob: "+bobsToken), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.WriteFile(t, full, "ann: "+strings.ToUpper(annsToken)+"\nbob: "+bobsToken)
 		if got := resume(a, ann) + ", " + resume(a, bob); got != "nothing, change" {
 			t.Errorf("after ann's token was replaced: %s; want nothing, change", got)
 		}

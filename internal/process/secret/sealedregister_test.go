@@ -73,7 +73,8 @@ func TestSealedTenants(t *testing.T) {
 		})
 	}
 	shown := func() string {
-		return db.CLI("HGETALL", "rl:{tenants}:entries") + db.CLI("ZRANGE", "rl:{tenants}:changed", "0", "-1") + db.CLI("ZRANGE", "rl:{tenants}:ends", "0", "-1")
+		return db.CLI("HGETALL", "rl:{tenants}:entries") + db.CLI("ZRANGE", "rl:{tenants}:changed", "0", "-1") +
+			db.CLI("ZRANGE", "rl:{tenants}:ends", "0", "-1")
 	}
 	t.Run("in clear", func(t *testing.T) { // which ends, since it would put back what it knows
 		put(replica(t, "", ""), "ann@example.com", "gold", "")

@@ -29,18 +29,31 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // inProcess is a server in this process that has opened its ports but runs nothing yet.
 func inProcess(t *testing.T, env ...string) *Server {
 	t.Helper()
-	s, _, err := settings.Parse(append([]string{
+	return newServer(t, io.Discard, env...)
+}
+
+// newServer is inProcess with a log.
+func newServer(t *testing.T, log io.Writer, env ...string) *Server {
+	t.Helper()
+	s := parsed(t, append([]string{
 		"BACKEND_TYPE=memory", "HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1", "PORT=0", "GRPC_PORT=0", "DEBUG_PORT=0",
 		"RUNTIME_ROOT=" + t.TempDir(), "DRAIN_DELAY=0s",
-	}, env...))
-	if err != nil {
-		t.Fatal(err)
-	}
-	v, err := New(t.Context(), s, Config{Log: slog.New(slog.DiscardHandler)})
+	}, env...)...)
+	v, err := New(t.Context(), s, Config{Log: slog.New(slog.NewTextHandler(log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return v
+}
+
+// parsed returns the settings of an environment.
+func parsed(t *testing.T, env ...string) settings.Settings {
+	t.Helper()
+	s, _, err := settings.Parse(env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }
 
 // A server that is told to stop while it is starting, or waiting for rules or for Redis, stops at once and without an

@@ -4,8 +4,6 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
-
-	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 )
 
 func TestLevelNames(t *testing.T) {
@@ -14,10 +12,7 @@ func TestLevelNames(t *testing.T) {
 		"trace": "trace", "debug": "debug", "info": "info", "warn": "warning", "WARNING": "warning", "error": "error", "Fatal": "error", "panic": "error",
 	} {
 		for _, format := range []string{"text", "json"} {
-			s, _, err := settings.Parse([]string{"BACKEND_TYPE=memory", "LOG_LEVEL=" + name, "LOG_FORMAT=" + format})
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := parsed(t, "BACKEND_TYPE=memory", "LOG_LEVEL="+name, "LOG_FORMAT="+format)
 			var b strings.Builder
 			log := NewLogger(&b, s)
 			log.Log(t.Context(), slog.Level(s.Log.Level)-1, "below")

@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // TestFewKnowAlgorithms keeps true what docs/design.md says that a new algorithm or parameter touches: outside pkg/engine and
@@ -60,9 +62,7 @@ type known struct {
 func rowsOf(t *testing.T, file, row, use string) []known {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, "pkg", "engine", file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	var all []known
 	for _, m := range regexp.MustCompile(row).FindAllStringSubmatch(string(text), -1) {
 		all = append(all, known{m[1], regexp.MustCompile(strings.ReplaceAll(use, "NAME", m[1]))})
@@ -110,8 +110,6 @@ func uses(t *testing.T, names []known) map[string][]string {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	return all
 }

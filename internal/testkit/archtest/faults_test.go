@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // Where the number of a fault stands.
@@ -61,9 +63,7 @@ func TestFaultsAreListed(t *testing.T) {
 func faults(t *testing.T) map[string][]string {
 	t.Helper()
 	doc, err := os.ReadFile(filepath.Join(root, "docs", "faults.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	rows := map[string][]string{}
 	for line := range strings.Lines(string(doc)) {
 		cells := strings.Split(strings.TrimSuffix(line, "\n"), " | ")
@@ -132,9 +132,7 @@ func namedTests(t *testing.T) []test {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	return all
 }
 

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // panel is a panel of the dashboard, or a row of them.
@@ -28,9 +30,7 @@ type panel struct {
 func TestPanels(t *testing.T) {
 	t.Parallel()
 	var board struct{ Panels []panel }
-	if err := json.Unmarshal([]byte(text(t, "deploy/grafana/dashboard.json")), &board); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, json.Unmarshal([]byte(text(t, "deploy/grafana/dashboard.json")), &board))
 	ids, metrics := map[int]bool{}, text(t, "docs/metrics.md")
 	var walk func(panels []panel)
 	walk = func(panels []panel) {
@@ -146,8 +146,6 @@ func TestWatched(t *testing.T) {
 func text(t *testing.T, path string) string {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(root, path))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	return string(raw)
 }

@@ -16,6 +16,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // row is what one package may import besides the standard library.
@@ -82,6 +84,7 @@ var allowed = map[string]row{
 	"internal/process/certs":          {ours: []string{"internal/leaf/smallfile"}},
 	"internal/testkit/certstest":      {},
 	"internal/testkit":                {ours: []string{"internal/testkit/proc"}},
+	"internal/testkit/goldentest":     {third: []string{"github.com/google/go-cmp"}},
 	"internal/testkit/proc":           {third: []string{"golang.org/x/sys/unix"}},
 	"internal/testkit/envoytest":      {third: []string{protobuf, envoy, yaml}},
 	"internal/rules/configwatch":      {ours: []string{"pkg/descriptors"}},
@@ -188,14 +191,10 @@ var partComment = regexp.MustCompile(`(?m)^// This package is (part of the core|
 func partsOf(t *testing.T, name string) (parts []string) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(root, name, "*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 		for _, m := range partComment.FindAllSubmatch(text, -1) {
 			parts = append(parts, string(m[1]))
 		}
@@ -232,9 +231,7 @@ func TestPublicPackagesNeedOnlyTheCore(t *testing.T) {
 func TestInternalFolders(t *testing.T) {
 	t.Parallel()
 	folders, err := os.ReadDir(filepath.Join(root, "internal"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	if len(folders) > 10 {
 		t.Errorf("internal/ has %d folders, more than 10", len(folders))
 	}
@@ -244,9 +241,7 @@ func TestInternalFolders(t *testing.T) {
 func TestDesignShowsTheTable(t *testing.T) {
 	t.Parallel()
 	doc, err := os.ReadFile(filepath.Join(root, "docs", "design.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	const head = "| package | may import of this module | third party |\n"
 	_, table, found := strings.Cut(string(doc), head)
 	if !found {
@@ -342,9 +337,7 @@ func packages(t *testing.T) map[string]imports {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	if len(all) < len(allowed)/2 {
 		t.Fatalf("found only %d packages below %s", len(all), root)
 	}
@@ -367,9 +360,7 @@ func skipDir(path, name string) error {
 func modulePath(t *testing.T) string {
 	t.Helper()
 	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	line, _, _ := strings.Cut(string(mod), "\n")
 	path, found := strings.CutPrefix(line, "module ")
 	if !found {

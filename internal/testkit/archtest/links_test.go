@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // TestLinks follows each relative link of each document to its file, and to its heading. Elsewhere, such as in help texts,
@@ -58,9 +60,7 @@ func TestLinks(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	if links < 100 || names < 50 {
 		t.Errorf("found only %d links and %d names", links, names)
 	}
@@ -76,9 +76,7 @@ func read(path string) bool {
 func headings(t *testing.T, document string) (all []string) {
 	t.Helper()
 	text, err := os.ReadFile(document)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	dropped := regexp.MustCompile(`[^\pL\pN _-]`)
 	for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(string(text), -1) {
 		all = append(all, strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-"))

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // TestMapsAreTrue follows the maps for newcomers, in CONTRIBUTING.md and docs/design.md: the files that they name exist, also
@@ -22,9 +24,7 @@ func TestMapsAreTrue(t *testing.T) {
 	found := 0
 	for _, doc := range []string{"CONTRIBUTING.md", "docs/design.md"} {
 		text, err := os.ReadFile(filepath.Join(root, doc))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 		for _, m := range path.FindAllStringSubmatch(string(text), -1) {
 			if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
 				t.Errorf("%s names %s, which does not exist", doc, m[1])
@@ -86,8 +86,6 @@ func sources(t *testing.T) map[string]string {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	return all
 }

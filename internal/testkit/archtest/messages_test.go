@@ -11,15 +11,15 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // TestMessages: docs/errors.md has every warning and error that is logged, and each of its messages is in the program.
 func TestMessages(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile(filepath.Join(root, "docs/errors.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	var rows []string // the messages, up to what differs from case to case
 	for _, m := range regexp.MustCompile("(?m)^\\| `(.*?)` \\|").FindAllStringSubmatch(string(page), -1) {
 		rows = append(rows, strings.TrimSpace(strings.TrimSuffix(m[1], "…")))
@@ -61,9 +61,7 @@ func messages(t *testing.T) (all sayings) {
 			ast.Inspect(file, all.read)
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 	}
 	return all
 }

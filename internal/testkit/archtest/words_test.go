@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"gopkg.in/yaml.v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // TestTextsUseTheGlossary: the texts of the program have none of the words and phrases that docs/glossary.md and Prose.yml list. make lint
@@ -26,9 +28,7 @@ func TestTextsUseTheGlossary(t *testing.T) {
 	}
 	for _, name := range []string{"Terms", "Prose"} {
 		data, err := os.ReadFile("../../../tools/vale/styles/Glossary/" + name + ".yml")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 		if err := yaml.Unmarshal(data, &terms); err != nil { // which adds to the map
 			t.Fatal(err)
 		}

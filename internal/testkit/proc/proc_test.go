@@ -3,6 +3,8 @@ package proc_test
 import (
 	"context"
 	"errors"
+	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -83,6 +85,7 @@ func TestReady(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/bad" {
 			w.WriteHeader(http.StatusServiceUnavailable)
+			_, _ = io.WriteString(w, "later")
 		}
 	}))
 	defer s.Close()
@@ -93,12 +96,39 @@ func TestReady(t *testing.T) {
 	if err := proc.Answers(s.URL + "/bad")(t.Context()); err == nil || !strings.Contains(err.Error(), "/bad says 503") {
 		t.Errorf("a bad answer: %v", err)
 	}
+	if body, err := proc.Get(t.Context(), s.URL+"/bad"); body != "later" || err == nil {
+		t.Errorf("a page with status 503: %q, %v", body, err)
+	}
 	port, err := new(proc.Ports).Free(t.Context()) // that of a closed server may be another one's by now
 	if err != nil {
 		t.Fatal(err)
 	}
 	if nobody := "127.0.0.1:" + port; proc.Listens(nobody)(t.Context()) == nil || proc.Answers("http://"+nobody)(t.Context()) == nil {
 		t.Error("a server that is not there answers")
+	}
+}
+
+// TestServes: a service has ports of its own, and what its owner sets takes precedence.
+func TestServes(t *testing.T) {
+	t.Parallel()
+	var s proc.Server
+	at, err := s.Serves(t.Context(), new(proc.Ports), "/rules", "DRAIN_DELAY=1s")
+	if err != nil || at.GRPC == at.HTTP || at.HTTP == at.Debug {
+		t.Fatalf("%+v, %v", at, err)
+	}
+	env := strings.Join(s.Env, "\n")
+	_, port, _ := strings.Cut(at.GRPC, ":")
+	if !strings.Contains(env, "GRPC_PORT="+port) || strings.LastIndex(env, "DRAIN_DELAY=1s") < strings.LastIndex(env, "DRAIN_DELAY=0s") {
+		t.Errorf("the environment is\n%s", env)
+	}
+}
+
+// TestSeries: comments, and values that are no numbers, are no series.
+func TestSeries(t *testing.T) {
+	t.Parallel()
+	got := proc.Series("# HELP x_total x 1\nx_total{a=\"b c\"} 2\n\ny 1e3\nz ?\n")
+	if want := map[string]float64{`x_total{a="b c"}`: 2, "y": 1000}; !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"sync/atomic"
@@ -125,19 +124,7 @@ func Listens(addr string) func(context.Context) error {
 // Answers returns a function that checks whether url is answered with 200.
 func Answers(url string) func(context.Context) error {
 	return func(ctx context.Context) error {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
-		if err != nil {
-			return err
-		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			return err
-		}
-		if resp.StatusCode != http.StatusOK {
-			err = fmt.Errorf("%s says %s", url, resp.Status)
-		}
-		_, _ = io.Copy(io.Discard, resp.Body) // so that the connection can be used again
-		_ = resp.Body.Close()
+		_, err := Get(ctx, url)
 		return err
 	}
 }

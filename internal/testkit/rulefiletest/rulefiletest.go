@@ -3,6 +3,7 @@ package rulefiletest
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -48,6 +49,28 @@ func golden(t *testing.T, name string, update bool, answer func(a *txtar.Archive
 	if diff := cmp.Diff(string(a.Files[last].Data), got); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", name, diff)
 	}
+}
+
+// Load loads files of rules, which are valid. The first one is called rules.yaml, the others rules2.yaml and so on.
+func Load(tb interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}, files ...string,
+) *descriptors.Set {
+	tb.Helper()
+	var sources []descriptors.Source
+	for i, text := range files {
+		name := "rules.yaml"
+		if i > 0 {
+			name = fmt.Sprintf("rules%d.yaml", i+1)
+		}
+		sources = append(sources, descriptors.Source{Name: name, Data: []byte(text)})
+	}
+	set, problems, err := descriptors.Load(sources, descriptors.Options{})
+	if err != nil {
+		tb.Fatalf("loading rules: %v\n%v", err, problems)
+	}
+	return set
 }
 
 // Names returns the names of the archives in a folder, of which there is one at least.

@@ -100,33 +100,6 @@ func TestRestartedWhileIdle(t *testing.T) {
 	}
 }
 
-// TestStopped: a server that hangs costs a few callers their whole budget, and the others nothing; it recovers.
-func TestStopped(t *testing.T) {
-	t.Parallel()
-	s := memcachedtest.Start(t)
-	b := run(t, Config{Servers: []string{s.Addr()}}, true)
-	s.Stop()
-	begun := time.Now()
-	if op := one(b, "a"); class(op) != remote.Timeout || time.Since(begun) > slow {
-		t.Errorf("a server that hangs: %v after %v", op.Err, time.Since(begun))
-	}
-	testkit.Eventually(t, "calls to be kept away", func() bool {
-		e, ok := errors.AsType[*remote.Error](one(b, "a").Err)
-		return ok && e.Class == remote.Timeout && errors.Is(e, backend.ErrUnsent)
-	})
-	begun = time.Now()
-	for range 1000 {
-		if op := one(b, "a"); op.Err == nil {
-			t.Fatal("a server that hangs has answered")
-		}
-	}
-	if took := time.Since(begun); took > slow { // a budget for each would be 50 s
-		t.Errorf("1000 calls to a server that hangs took %v", took)
-	}
-	s.Cont()
-	t.Logf("exact again after %v", testkit.Eventually(t, "a decision", func() bool { return one(b, "a").Err == nil }))
-}
-
 // TestBreaker: a server that accepts connections but does not answer in time opens its breaker, which closes when the
 // server answers again.
 func TestBreaker(t *testing.T) {

@@ -7,10 +7,13 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"go.uber.org/goleak"
+
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/backendtest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
+	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
 
 const (
@@ -411,5 +414,24 @@ func TestPanicUnlocks(t *testing.T) {
 	times = []engine.Micros{101 * second}
 	if take(b, 1, limits) {
 		t.Error("the count is lost")
+	}
+}
+
+// TestMain checks that nothing runs in the background.
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestForever: a window that never ends is counted here too, because on_failure: local does it while Redis is down.
+func TestForever(t *testing.T) {
+	t.Parallel()
+	now := engine.Micros(1_790_000_000_000_000)
+	b := memory.New(memory.Config{Now: func() engine.Micros { return now }})
+	l := engine.Limits{{Hits: 3, Window: 1 << 48, Calendar: enginetest.Calendar("UTC", engine.CalendarForever, 1)}}
+	for i := range 5 {
+		ops := []backend.Op{{Key: backend.Key{1}, Limits: l, Take: engine.Take{Cost: 1, Count: 1}}}
+		b.Apply(t.Context(), ops)
+		if d := ops[0].Decision; d.Admitted == 1 != (i < 3) || d.ResetAfter != engine.Never || ops[0].Err != nil {
+			t.Errorf("%d: %+v, %v", i, d, ops[0].Err)
+		}
+		now += 1 << 49 // 17 years
 	}
 }

@@ -109,49 +109,6 @@ func TestHotKey(t *testing.T) {
 	}
 }
 
-// Each of a limit's hits is admitted once and gets a different remaining number, and the numbers of each replica
-// decrease.
-func TestLeaseLadder(t *testing.T) {
-	for _, lease := range []backend.Lease{backend.LeaseAuto, 100} {
-		synctest.Test(t, func(t *testing.T) {
-			const limit = 5000
-			s := newStore()
-			s.took = 300 * time.Microsecond
-			var mu sync.Mutex
-			var all []uint64
-			var wg sync.WaitGroup
-			var replicas []*lessor
-			for range 3 {
-				r := newLessor(t, s, nearcache.Config{}, window(limit, hour))
-				r.lease = lease
-				replicas = append(replicas, r)
-				wg.Go(func() {
-					rungs := r.hits(3000, 100*time.Microsecond)
-					if !slices.IsSortedFunc(rungs, func(a, b uint64) int { return int(b) - int(a) }) {
-						t.Error("what remains goes up")
-					}
-					mu.Lock()
-					defer mu.Unlock()
-					all = append(all, rungs...)
-				})
-			}
-			wg.Wait()
-			slices.Sort(all)
-			if len(slices.Compact(all)) != limit || len(all) != limit {
-				t.Fatalf("%d were admitted, want %d, each with another number that remains", len(all), limit)
-			}
-			spent := uint64(0)
-			for _, r := range replicas {
-				spent += r.Stats().Spent
-			}
-			t.Logf("leases served %d of %d; the store was asked %d times", spent, limit, s.count())
-			if spent < limit/2 {
-				t.Errorf("leases served %d of %d", spent, limit)
-			}
-		})
-	}
-}
-
 // Keys that are used only once cost one call and no lease, and do not keep others from leasing.
 func TestOneOffKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -293,7 +250,7 @@ func TestLeaseMeets(t *testing.T) {
 	}
 }
 
-// Each hit is admitted once where answers of the store overtake each other, too, and gets a different remaining number, unless
+// Each hit is admitted once, even where answers of the store overtake each other, and gets a different remaining number, unless
 // leased hits have gone back: then there are more left than were reported before.
 func TestLeaseLadderOutOfOrder(t *testing.T) {
 	kept := 0

@@ -75,9 +75,7 @@ func TestF31_LostLogin(t *testing.T) {
 	s := redistest.Start(t, "user app on >first ~* +@all", "user default off")
 	file := filepath.Join(t.TempDir(), "auth")
 	write := func(text string) {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.WriteFile(t, file, text)
 	}
 	write("app:first")
 	var mu sync.Mutex
@@ -134,10 +132,7 @@ func TestLoginNamesVariable(t *testing.T) {
 		"it is missing, a second":  {URL: open.Addr(), PerSecond: &Config{URL: locked.Addr(), DialTimeout: slow}},
 	} {
 		c.DialTimeout = slow
-		b, err := New(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := opened(t, c)
 		e, ok := errors.AsType[*remote.Error](reached(t, b))
 		if !ok || e.Class != ClassNoAuth || !strings.HasSuffix(e.Text, " The password is REDIS_AUTH, or REDIS_PERSECOND_AUTH for limits per second") {
 			t.Errorf("%s: %v", name, e)

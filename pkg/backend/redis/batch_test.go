@@ -175,19 +175,17 @@ func TestBatchIsShort(t *testing.T) {
 	slots := engine.Limits{{Algorithm: engine.Concurrency, Hits: 10_000, Window: minute}}
 	few := int64(maxWeight/weightOf(&slots[0]) + 1)
 	for _, c := range []struct {
-		mode backend.Mode
-		keys int
-		want int64
-	}{{backend.Take, 1, 100}, {backend.Take, 100, few}, {backend.Reset, 100, few}} {
-		var longest atomic.Int64
+		mode         backend.Mode
+		keys         int
+		want, merged int64
+	}{{backend.Take, 1, 100, 99}, {backend.Take, 100, few, 0}, {backend.Reset, 100, few, 0}} {
+		var longest, merged atomic.Int64
 		observe := func(r remote.Batch) {
+			merged.Add(int64(r.Merged))
 			for n := longest.Load(); int64(r.Ops) > n && !longest.CompareAndSwap(n, int64(r.Ops)); n = longest.Load() {
 			}
 		}
-		b, err := New(Config{URL: s.Addr(), OpTimeout: slow, DialTimeout: slow, Observer: remote.Observer{Batch: observe}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := opened(t, Config{URL: s.Addr(), OpTimeout: slow, DialTimeout: slow, Observer: remote.Observer{Batch: observe}})
 		var wg sync.WaitGroup
 		for i := range 100 {
 			wg.Go(func() {
@@ -200,6 +198,7 @@ func TestBatchIsShort(t *testing.T) {
 		testkit.Eventually(t, "all wait", func() bool { return waiting(b) == 100 })
 		start(t, b)
 		wg.Wait()
+		testkit.Eventually(t, "word of what was merged", func() bool { return merged.Load() == c.merged }) // which comes after the answers
 		if got := longest.Load(); got != c.want {
 			t.Errorf("of 100 operations of mode %d on slots of %d keys the longest batch has %d, want %d", c.mode, c.keys, got, c.want)
 		}

@@ -3,7 +3,6 @@ package redis
 import (
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -28,9 +27,7 @@ func TestDeployments(t *testing.T) {
 	misnamed := redistest.Start(t, other.Config()...)
 	plain := redistest.Start(t, "unixsocket {dir}/redis.sock", "user app on >sec:ret ~* &* +@all", "user default on >word ~* &* +@all")
 	file := filepath.Join(t.TempDir(), "auth")
-	if err := os.WriteFile(file, []byte("app:sec:ret\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.WriteFile(t, file, "app:sec:ret\n")
 	files := func(c redistest.Certificates, skip bool) remote.TLSFiles {
 		return remote.TLSFiles{CA: c.CA, Cert: c.Cert, Key: c.Key, SkipHostname: skip}
 	}
@@ -64,7 +61,12 @@ func TestDeployments(t *testing.T) {
 		{"tls_other_ca", Config{URL: localhost}, remote.TLSFiles{CA: other.CA}, "certificate"},
 		{"tls_other_name", Config{URL: fmt.Sprintf("localhost:%d", misnamed.Port())}, files(other, false), "elsewhere"},
 		{"tls_skip_name", Config{URL: fmt.Sprintf("localhost:%d", misnamed.Port())}, files(other, true), ""},
-		{"tls_skip_name_other_ca", Config{URL: fmt.Sprintf("localhost:%d", misnamed.Port())}, remote.TLSFiles{CA: certs.CA, SkipHostname: true}, "unknown authority"},
+		{
+			"tls_skip_name_other_ca",
+			Config{URL: fmt.Sprintf("localhost:%d", misnamed.Port())},
+			remote.TLSFiles{CA: certs.CA, SkipHostname: true},
+			"unknown authority",
+		},
 		{"plain_to_tls", Config{URL: localhost}, remote.TLSFiles{}, "reset: "},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -73,12 +75,9 @@ func TestDeployments(t *testing.T) {
 				c.config.TLS = c.files.Load
 			}
 			c.config.DialTimeout, c.config.OpTimeout = slow, slow
-			b, err := New(c.config)
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := opened(t, c.config)
 			defer b.Close()
-			err = reached(t, b)
+			err := reached(t, b)
 			if c.want == "" {
 				if err != nil {
 					t.Fatal(err)

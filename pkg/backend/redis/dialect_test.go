@@ -65,7 +65,10 @@ func uses(t *testing.T, c Config) {
 				mode           backend.Mode
 				cost, admitted uint64
 				left           uint64 // below the limit, of the last limits
-			}{{backend.Take, 3, 1, 0}, {backend.Peek, 1, 1, 3}, {backend.Refund, 2, 1, 3}, {backend.Peek, 1, 1, 1}, {backend.Reset, 0, 1, 1}, {backend.Peek, 1, 1, 0}} {
+			}{{backend.Take, 3, 1, 0}, {backend.Peek, 1, 1, 3}, {
+				backend.Refund, 2, 1,
+				3,
+			}, {backend.Peek, 1, 1, 1}, {backend.Reset, 0, 1, 1}, {backend.Peek, 1, 1, 0}} {
 				op := backend.Op{Key: keyOf(i), Name: nameOf(i), Limits: limits, Mode: step.mode, Take: engine.Take{Cost: step.cost, Count: 1}}
 				ops := []backend.Op{op}
 				b.Apply(t.Context(), ops)
@@ -150,16 +153,19 @@ func TestMissing(t *testing.T) {
 		{Config{URL: noTime.Addr()}, "does not run scripts (ERR "}, // and what it calls a command that is unknown, which depends on the version
 		{Config{URL: noTime.Addr()}, "), and counters are kept by scripts: set REDIS_KEY_FORMAT=reference"},
 		{Config{URL: redistest.Twemproxy(t, []string{noTime.Addr()}).Addr()}, "does not run scripts (ERR "},
-		{Config{URL: "redis://" + proxy.Addr() + "/2", KeyFormat: ReferenceKeys}, "A proxy may do so on AUTH with a user, and on SELECT: leave out the user, or the database"},
-		{Config{URL: locked.Addr(), Auth: "app:word", KeyFormat: ReferenceKeys}, "A proxy may do so on AUTH with a user, and on SELECT: leave out the user, or the database"},
+		{
+			Config{URL: "redis://" + proxy.Addr() + "/2", KeyFormat: ReferenceKeys},
+			"A proxy may do so on AUTH with a user, and on SELECT: leave out the user, or the database",
+		},
+		{
+			Config{URL: locked.Addr(), Auth: "app:word", KeyFormat: ReferenceKeys},
+			"A proxy may do so on AUTH with a user, and on SELECT: leave out the user, or the database",
+		},
 		{Config{URL: locked.Addr(), Auth: "other", KeyFormat: ReferenceKeys}, "invalid password"},
 	} {
 		c.config.DialTimeout = slow
-		b, err := New(c.config)
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = reached(t, b)
+		b := opened(t, c.config)
+		err := reached(t, b)
 		if _, ok := errors.AsType[*remote.Error](err); !ok || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %s", c.config.URL, err, c.want)
 		}
@@ -177,15 +183,32 @@ func TestDeadShard(t *testing.T) {
 		servers := []*redistest.Server{redistest.Start(t), redistest.Start(t)}
 		proxy := redistest.Twemproxy(t, []string{servers[0].Addr(), servers[1].Addr()}, `hash_tag: "{}"`)
 		servers[dead].Kill()
-		b, err := New(Config{URL: proxy.Addr(), DialTimeout: slow})
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := opened(t, Config{URL: proxy.Addr(), DialTimeout: slow})
 		if err := reached(t, b); err != nil {
 			t.Errorf("without server %d: %v", dead, err)
 		}
 		if err := b.Close(); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+func TestTooOld(t *testing.T) {
+	t.Parallel()
+	for info, want := range map[string]string{
+		"redis_version:6.0.16\r\n":                         "this is Redis 6.0.16, which is too old: Redis 6.2 or later, or Valkey 7.2 or later, is required",
+		"redis_version:5.0.7\r\n":                          "this is Redis 5.0.7",
+		"redis_version:6.2.0\r\n":                          "",
+		"redis_version:8.2.1\r\n":                          "",
+		"redis_version:7.2.4\r\nvalkey_version:7.2.5\r\n":  "",
+		"redis_version:7.2.4\r\nvalkey_version:8.0.1\r\n":  "",
+		"redis_version:7.2.4\r\nvalkey_version:7.1.99\r\n": "this is Valkey 7.1.99",
+		"": "",
+	} {
+		s := parseInfo(info)
+		err := s.old()
+		if (err == nil) != (want == "") || err != nil && !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", info, err, want)
 		}
 	}
 }

@@ -46,7 +46,8 @@ func TestRoomForBatches(t *testing.T) {
 		n.sent.Store(c.sent)
 		n.weight.Store(c.weight)
 		if got := n.room(); got != c.room {
-			t.Errorf("%s: there is room: %t, want %t (the way takes %v, and 100 operations %v)", name, got, c.room, n.pace.Estimate().Way(), n.pace.Estimate().Of(100))
+			t.Errorf("%s: there is room: %t, want %t (the way takes %v, and 100 operations %v)",
+				name, got, c.room, n.pace.Estimate().Way(), n.pace.Estimate().Of(100))
 		}
 	}
 }

@@ -119,26 +119,11 @@ func TestF04_Slow(t *testing.T) {
 	s := redistest.Start(t)
 	p := testkit.NewProxy(t, s.Addr())
 	b := run(t, Config{URL: p.Addr()}, true)
-	before, memory := runtime.NumGoroutine(), resident(t)
-	l := newLoad(b, 1000, usual)
-	l.healthy(t)
-	p.Latency.Store(int64(time.Second))
-	slow := time.Now()
-	time.Sleep(1500 * time.Millisecond)
-	end := time.Now()
-	p.Latency.Store(0)
-	testkit.Eventually(t, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil })
-	l.answered(t, 100)
-	l.end()
-	figure(t, "p99 while Redis is slow", p99(l.between(slow, end)), 25*time.Millisecond)
-	figure(t, "recovery", recovery(l.answers, end), time.Second)
-	if l.peak > before+1024 {
-		t.Errorf("%d goroutines, from %d", l.peak, before)
-	}
+	memory := resident(t)
+	ride(t, b, 1500*time.Millisecond, func() { p.Latency.Store(int64(time.Second)) }, func() { p.Latency.Store(0) })
 	if grown := resident(t) - memory; grown > 50<<20 {
 		t.Errorf("memory grew by %d MB, want at most 50", grown>>20)
 	}
-	settled(t, before)
 }
 
 // resident is the memory of this process, in bytes.

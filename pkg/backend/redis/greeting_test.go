@@ -41,7 +41,10 @@ func TestGreeting(t *testing.T) {
 		{"another server", says(t, "220 mail.example.org ESMTP\r\n"), nil, "other: the server there does not answer as Redis does"},
 		{"a server with too many clients", full.Addr(), nil, "refused: ERR max number of clients reached"},
 		{"a server that says nothing", says(t, ""), nil, "timeout: no answer in time: is it Redis that is listening there?"},
-		{"a TLS server that complains", says(t, "\x15\x03\x01\x00\x02\x02\x46\r\n"), nil, "other: the server there does not answer as Redis does: is it another server, or does it speak TLS"},
+		{
+			"a TLS server that complains", says(t, "\x15\x03\x01\x00\x02\x02\x46\r\n"), nil,
+			"other: the server there does not answer as Redis does: is it another server, or does it speak TLS",
+		},
 		{"plaintext to TLS", secure, nil, "TLS"}, // OpenSSL may complain, or just hang up
 		{"TLS to plaintext", plain, trusting, "timeout: the TLS handshake got no answer in time: does the server there speak TLS?"},
 		{"TLS to HTTP", web.Listener.Addr().String(), trusting, "other: TLS is turned on, but the server there does not speak it"},
@@ -51,12 +54,9 @@ func TestGreeting(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			b, err := New(Config{URL: c.addr, TLS: c.tls, DialTimeout: time.Second})
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := opened(t, Config{URL: c.addr, TLS: c.tls, DialTimeout: time.Second})
 			defer b.Close()
-			err = reached(t, b)
+			err := reached(t, b)
 			if e, ok := errors.AsType[*remote.Error](err); !ok || !strings.Contains(e.Error(), c.want) || e.Node != c.addr {
 				t.Errorf("%v, want %s", err, c.want)
 			}

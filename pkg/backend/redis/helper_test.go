@@ -18,13 +18,20 @@ import (
 // slow is the time-out of tests that are not about time, which none takes unless something is wrong.
 const slow = 20 * time.Second
 
-// run makes a backend of c, runs it, and waits until it is connected if want is true. It ends with the test.
-func run(tb testing.TB, c Config, want bool) *Backend {
+// opened makes a backend of c, which does not run yet.
+func opened(tb testing.TB, c Config) *Backend {
 	tb.Helper()
 	b, err := New(c)
 	if err != nil {
 		tb.Fatal(err)
 	}
+	return b
+}
+
+// run makes a backend of c, runs it, and waits until it is connected if want is true. It ends with the test.
+func run(tb testing.TB, c Config, want bool) *Backend {
+	tb.Helper()
+	b := opened(tb, c)
 	start(tb, b)
 	if want {
 		testkit.Eventually(tb, "a decision", func() bool { return one(b, 1<<60).Err == nil })

@@ -41,10 +41,7 @@ func untouched(t *testing.T, b *Backend) {
 func TestLeaving(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	b, err := New(Config{URL: s.Addr(), OpTimeout: slow})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := opened(t, Config{URL: s.Addr(), OpTimeout: slow})
 	var wg sync.WaitGroup
 	for range 50 { // before there are writers, so that none is free for them
 		wg.Go(func() {
@@ -73,10 +70,7 @@ func TestLeaving(t *testing.T) {
 func TestCancelled(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	b, err := New(Config{URL: s.Addr(), OpTimeout: slow})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := opened(t, Config{URL: s.Addr(), OpTimeout: slow})
 	ctx, cancel := context.WithCancel(t.Context())
 	ops := threeTakes()
 	var wg sync.WaitGroup

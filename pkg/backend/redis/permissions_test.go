@@ -77,10 +77,7 @@ func TestGranted(t *testing.T) {
 func TestDenied(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, "user app on >secret "+grants)
-	b, err := New(Config{URL: s.Addr(), Auth: "app:secret", DialTimeout: slow})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := opened(t, Config{URL: s.Addr(), Auth: "app:secret", DialTimeout: slow})
 	for _, name := range []string{"eval", "evalsha", "get", "set", "unlink", "time", "pexpire", "rpush", "hset", "~rl:*", "info"} {
 		without, with := []string{"-" + name}, []string{"+" + name}
 		if name[0] == '~' {

@@ -151,85 +151,6 @@ func TestConnectionsInOrder(t *testing.T) {
 	}
 }
 
-// TestNothingTwice: under resets, the count is at least what was admitted, and at most that plus the takes of unknown
-// outcome.
-func TestNothingTwice(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	p := testkit.NewProxy(t, s.Addr())
-	b := run(t, Config{URL: p.Addr()}, true)
-	var known, unknown atomic.Int64
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	for range 32 {
-		wg.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				switch e, failed := oneIn(b, 1, usual).Err.(*remote.Error); { //nolint:errorlint // it is never wrapped
-				case !failed:
-					known.Add(1)
-				case e.Unsent:
-					time.Sleep(100 * time.Microsecond)
-				default:
-					unknown.Add(1)
-				}
-			}
-		})
-	}
-	for range 50 {
-		time.Sleep(30 * time.Millisecond)
-		p.Reset()
-	}
-	close(stop)
-	wg.Wait()
-	var op backend.Op
-	testkit.Eventually(t, "a decision", func() bool {
-		op = one(b, 1)
-		if e, failed := op.Err.(*remote.Error); failed && !e.Unsent { //nolint:errorlint // as above
-			unknown.Add(1)
-		}
-		return op.Err == nil
-	})
-	counted := int64(1e6 - op.Decision.Left)
-	t.Logf("%d counted, %d known, %d unknown", counted, known.Load(), unknown.Load())
-	if counted < known.Load() || counted > known.Load()+unknown.Load() {
-		t.Errorf("%d were counted, want from %d to %d", counted, known.Load(), known.Load()+unknown.Load())
-	}
-}
-
-// TestMerging: takes that wait at the same time become one command.
-func TestMerging(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	var merged atomic.Int64
-	b, err := New(Config{URL: s.Addr(), OpTimeout: 2 * testkit.Patience, Observer: remote.Observer{Batch: func(x remote.Batch) { merged.Add(int64(x.Merged)) }}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	left := map[uint64]bool{}
-	for range 100 {
-		wg.Go(func() {
-			op := one(b, 1)
-			mu.Lock()
-			defer mu.Unlock()
-			left[op.Decision.Left] = op.Err == nil
-		})
-	}
-	testkit.Eventually(t, "all to wait", func() bool { return waiting(b) == 100 })
-	start(t, b)
-	wg.Wait()
-	if len(left) != 100 {
-		t.Errorf("100 takes were answered with %d different numbers", len(left))
-	}
-	testkit.Eventually(t, "word of 99 that were merged", func() bool { return merged.Load() == 99 }) // which comes after the answers
-}
-
 // TestOrder: ops of one call on one key are done in order, however many calls there are, even though two writers send
 // them.
 func TestOrder(t *testing.T) {
@@ -269,10 +190,7 @@ func TestOrder(t *testing.T) {
 func TestRunning(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	b, err := New(Config{URL: s.Addr(), OpTimeout: slow})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := opened(t, Config{URL: s.Addr(), OpTimeout: slow})
 	if c := class(oneIn(b, 1, usual)); c != remote.Timeout {
 		t.Errorf("before Run: class %q, want timeout", c)
 	}
@@ -382,7 +300,10 @@ func TestClasses(t *testing.T) {
 		{reply("NOPERM No permissions to access a key"), "redis n: noauth: NOPERM: the user may not use the keys of counters"},
 		{reply("ERR The user executing the script can't run this command or subcommand script: abc"), "redis n: noauth: NOPERM: the user lacks a permission"},
 		{reply("NOSCRIPT No matching script."), "noscript"},
-		{reply("ERR This instance has cluster support disabled"), "redis n: other: the server there is not part of a cluster: REDIS_TYPE, or REDIS_PERSECOND_TYPE if it is for limits per second, must be single"},
+		{
+			reply("ERR This instance has cluster support disabled"),
+			"redis n: other: the server there is not part of a cluster: REDIS_TYPE, or REDIS_PERSECOND_TYPE if it is for limits per second, must be single",
+		},
 		{reply("ERR unknown command `EVALSHA`, with args beginning with: `secret`"), "redis n: other: ERR unknown command …"},
 		{reply("ERR max number of clients reached"), "refused"},
 		{errors.New("line\nbreak"), `redis n: other: line\nbreak`},

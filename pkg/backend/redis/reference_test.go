@@ -180,7 +180,11 @@ func TestReferenceInvalid(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	b := reference(t, s, nil)
-	ops := []backend.Op{{Name: nameOf(1), Limits: lasting(5)}, {Limits: lasting(5)}, {Name: nameOf(1), Limits: lasting(5), Penalty: &engine.Penalty{For: 1, Max: 1}}}
+	ops := []backend.Op{
+		{Name: nameOf(1), Limits: lasting(5)},
+		{Limits: lasting(5)},
+		{Name: nameOf(1), Limits: lasting(5), Penalty: &engine.Penalty{For: 1, Max: 1}},
+	}
 	for _, limits := range everyAlgorithm() {
 		ops = append(ops, backend.Op{Name: nameOf(2), Limits: limits})
 	}

@@ -31,11 +31,8 @@ func TestSentinelPasswords(t *testing.T) {
 		{"mine," + open, "mp", "spw", nil}, // HELLO takes any password where none is set
 		{"other," + open, "mp", "", []string{open, "asking the sentinel: it knows no master with this name"}},
 	} {
-		b, err := New(Config{Type: Sentinel, URL: c.url, Auth: c.auth, SentinelAuth: c.guards, DialTimeout: slow})
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = reached(t, b)
+		b := opened(t, Config{Type: Sentinel, URL: c.url, Auth: c.auth, SentinelAuth: c.guards, DialTimeout: slow})
+		err := reached(t, b)
 		if c.want == nil && err != nil || c.want != nil && err == nil {
 			t.Errorf("%s: %v", c.url, err)
 		}

@@ -20,10 +20,7 @@ import (
 func TestWaits(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	b, err := New(Config{URL: s.Addr(), OpTimeout: slow, DialTimeout: slow})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := opened(t, Config{URL: s.Addr(), OpTimeout: slow, DialTimeout: slow})
 	var wg sync.WaitGroup
 	crowd := func() {
 		for i := range 1000 {

@@ -37,7 +37,8 @@ func TestLag(t *testing.T) {
 			now := time.Now()
 			budget, _ := Budget(ctx, now, c.opTimeout)
 			if got := l.Leave(ctx, now, budget).Sub(now); got > c.want || got < c.want-time.Microsecond {
-				t.Errorf("%d timers later that were %v late: a caller with 20 ms and a time-out of %v waits for %v, want %v", c.times, c.late, c.opTimeout, got, c.want)
+				t.Errorf("%d timers later that were %v late: a caller with 20 ms and a time-out of %v waits for %v, want %v",
+					c.times, c.late, c.opTimeout, got, c.want)
 			}
 		}
 		now := time.Now()

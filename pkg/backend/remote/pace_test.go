@@ -49,14 +49,17 @@ func TestPace(t *testing.T) {
 		took        func(ops int) time.Duration
 		way, each   time.Duration
 	}{
-		"a server far away":                        {1, 30, false, func(int) time.Duration { return 5 * ms }, 5 * ms, 0},
-		"the same, and others always wait":         {1, 30, true, func(int) time.Duration { return 5 * ms }, 5 * ms, 0},
-		"a slow server":                            {1, 30, true, func(n int) time.Duration { return time.Duration(n) * ms / 2 }, 0, ms / 2},
-		"a slow server, and no one waits":          {1, 30, false, func(n int) time.Duration { return time.Duration(n) * ms / 2 }, 0, ms / 2},
-		"one that is both":                         {1, 100, true, func(n int) time.Duration { return 3*ms + time.Duration(n)*ms/10 }, 3 * ms, ms / 10},
-		"batches of one size":                      {20, 20, false, func(int) time.Duration { return 4 * ms }, 4 * ms, 0},
-		"batches of one size, and others wait":     {20, 20, true, func(int) time.Duration { return 4 * ms }, 4 * ms, 0},
-		"one that is the quicker the more it does": {1, 30, true, func(n int) time.Duration { return 10*ms - time.Duration(n)*ms/10 }, 8450 * time.Microsecond, 0},
+		"a server far away":                    {1, 30, false, func(int) time.Duration { return 5 * ms }, 5 * ms, 0},
+		"the same, and others always wait":     {1, 30, true, func(int) time.Duration { return 5 * ms }, 5 * ms, 0},
+		"a slow server":                        {1, 30, true, func(n int) time.Duration { return time.Duration(n) * ms / 2 }, 0, ms / 2},
+		"a slow server, and no one waits":      {1, 30, false, func(n int) time.Duration { return time.Duration(n) * ms / 2 }, 0, ms / 2},
+		"one that is both":                     {1, 100, true, func(n int) time.Duration { return 3*ms + time.Duration(n)*ms/10 }, 3 * ms, ms / 10},
+		"batches of one size":                  {20, 20, false, func(int) time.Duration { return 4 * ms }, 4 * ms, 0},
+		"batches of one size, and others wait": {20, 20, true, func(int) time.Duration { return 4 * ms }, 4 * ms, 0},
+		"one that is the quicker the more it does": {
+			1, 30, true,
+			func(n int) time.Duration { return 10*ms - time.Duration(n)*ms/10 }, 8450 * time.Microsecond, 0,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
