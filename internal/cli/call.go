@@ -15,7 +15,6 @@ import (
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"go.opentelemetry.io/otel"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -454,7 +453,6 @@ func (a *referenceFlags) tracing(ctx context.Context, p *program) (options []grp
 	if err != nil {
 		return nil, nil, err
 	}
-	otel.SetErrorHandler(t)
 	return []grpc.DialOption{grpc.WithStatsHandler(t.Client())}, func() {
 		over, cancel := context.WithCancel(ctx)
 		cancel()

@@ -23,7 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/smallfile"
-	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/process/adminsocket"
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -151,7 +151,7 @@ func (c *client) connect() (err error) {
 		return err
 	}
 	if c.tokenFile != "" {
-		all, err := admin.ReadTokens(c.tokenFile)
+		all, err := access.ReadTokens(c.tokenFile)
 		if err != nil {
 			return fmt.Errorf("reading --token-file ($ADMIN_TOKEN_FILE): %w", err)
 		}

@@ -4,21 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/structpb"
 
-	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/internal/rules/rulediff"
+	"github.com/ratelimitd/ratelimitd/internal/rules/rulemessage"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
-	"github.com/ratelimitd/ratelimitd/pkg/engine"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -146,7 +141,7 @@ func changesSince(seen *rulesSeen, set *descriptors.Set) ([]rulediff.Change, err
 	var here treeOfRules
 	places := map[[2]string]string{} // by domain and path, since rules of domains with dots may have the same path
 	for r := range set.Rules() {
-		here.add(r.DomainName(), r.Levels(), admin.RuleMessage(r))
+		here.add(r.DomainName(), r.Levels(), rulemessage.Of(r))
 		places[[2]string{r.DomainName(), r.Path}] = r.Place()
 	}
 	var there treeOfRules
@@ -199,7 +194,7 @@ func (t *treeOfRules) add(domain string, levels []descriptors.Entry, rule *admin
 		}
 		n = d
 	}
-	ruleInto(rule, n)
+	rulemessage.Into(rule, n)
 }
 
 func (t *treeOfRules) load() (*descriptors.Set, error) {
@@ -221,148 +216,5 @@ func put[T comparable](o object, key string, v T) {
 	}
 }
 
-// pick copies the given keys, if from has them.
-func pick(to, from object, keys ...string) {
-	for _, key := range keys {
-		if from[key] != nil {
-			to[key] = from[key]
-		}
-	}
-}
-
-// ruleInto sets the limits and the other keys of a rule in a descriptor.
-func ruleInto(r *adminv1.Rule, d object) {
-	pick(d, fieldsOf(r), rulefile.KeyShadowMode, rulefile.KeyQuotaMode, rulefile.KeyMetadata)
-	one, list := limitsOf(r)
-	switch {
-	case r.GetPlan() == "" && one != nil:
-		d[rulefile.KeyRateLimit] = one
-	case r.GetPlan() == "" && list != nil:
-		d[rulefile.KeyRateLimits] = list
-	case r.GetPlan() != "":
-		put(d, rulefile.KeyPlanOf, r.GetPlanOf())
-		plans, _ := d[rulefile.KeyPlans].(object)
-		if plans == nil {
-			plans = object{}
-			d[rulefile.KeyPlans] = plans
-		}
-		if plans[r.GetPlan()] = list; one != nil {
-			plans[r.GetPlan()] = one
-		}
-	}
-	if list != nil {
-		policyInto(r, d)
-	}
-}
-
-// policyInto sets the keys of a rule other than its limits.
-func policyInto(r *adminv1.Rule, o object) {
-	fields := fieldsOf(r)
-	if lease := r.GetLease(); lease < 0 {
-		fields[rulefile.KeyLease] = "off"
-	} else if lease > 0 {
-		fields[rulefile.KeyLease] = strconv.Itoa(int(lease))
-	}
-	if r.GetHeadersOff() {
-		fields[rulefile.KeyHeaders] = rulefile.HeadersOff
-	}
-	if reserve, ok := fields[rulefile.KeyReserve].(object); ok {
-		delete(reserve, "returns")
-		delete(reserve, "learned")
-		if l := r.GetReserve().GetLearned(); l != nil {
-			learned := fieldsOf(l)
-			learned[rulefile.KeyStart] = r.GetReserve().GetEstimate()
-			reserve[rulefile.KeyEstimate] = learned
-		}
-		reserve[rulefile.KeyOnExpiry] = rulefile.ExpiryKeep
-		if r.GetReserve().GetReturns() {
-			reserve[rulefile.KeyOnExpiry] = rulefile.ExpiryReturn
-		}
-	}
-	pick(o, fields, rulefile.KeyOnFailure, rulefile.KeyHolder, rulefile.KeyLease, rulefile.KeyHeaders, rulefile.KeyPenalty,
-		rulefile.KeyReserve)
-}
-
-// limitsOf returns either the only limit of a rule, including the rule's policy, or the list of its limits.
-func limitsOf(r *adminv1.Rule) (one object, list []any) {
-	switch limits := r.GetLimits(); {
-	case r.GetIsUnlimited():
-		return object{rulefile.KeyUnlimited: true}, nil
-	case len(limits) == 1:
-		one = limitOf(limits[0], false)
-		policyInto(r, one)
-		return one, nil
-	default:
-		for _, l := range limits {
-			list = append(list, limitOf(l, true))
-		}
-		return nil, list
-	}
-}
-
-// limitOf returns a limit with only the keys that its algorithm uses.
-func limitOf(l *adminv1.Limit, listed bool) object {
-	out := object{rulefile.KeyRequestsPerUnit: l.Number(), rulefile.KeyUnitMultiplier: l.GetUnitMultiplier()}
-	keys := []string{rulefile.KeyUnit, rulefile.KeyName, rulefile.KeyAlgorithm}
-	if algorithm, err := engine.ParseAlgorithm(word(l.GetAlgorithm())); err == nil { // otherwise, loading reports the error
-		for p := range engine.Parameters() {
-			if p.TakenBy(algorithm) && (!listed || !p.Single()) {
-				keys = append(keys, p.String())
-			}
-		}
-	}
-	fields := fieldsOf(l)
-	for _, key := range keys {
-		if begin := fields[key+"_begin"]; begin != nil { // a map instead of true
-			fields[key] = begin
-		}
-	}
-	pick(out, fields, keys...)
-	var replaces []any
-	for _, name := range l.GetReplaces() {
-		replaces = append(replaces, object{rulefile.KeyName: name})
-	}
-	if replaces != nil {
-		out[rulefile.KeyReplaces] = replaces
-	}
-	return out
-}
-
-// fieldsOf returns the set fields of a message, except lists, in the syntax of rules. Field names equal the rules' keys.
-func fieldsOf(m proto.Message) object {
-	out := object{}
-	m.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
-		name := string(f.Name())
-		switch value := v.Interface().(type) {
-		case protoreflect.List:
-		case protoreflect.EnumNumber:
-			out[name] = wordOf(f.Enum(), value)
-		case protoreflect.Message:
-			switch m := value.Interface().(type) {
-			case *durationpb.Duration:
-				out[name] = m.AsDuration().String()
-			case *structpb.Struct:
-				out[name] = m.AsMap()
-			default:
-				out[name] = fieldsOf(m)
-			}
-		case uint64:
-			out[name] = min(value, math.MaxUint32)
-		default:
-			out[name] = value
-		}
-		return true
-	})
-	return out
-}
-
-// word returns an enum value in the syntax of rules: allow for ON_FAILURE_ALLOW. Unspecified is "".
-func word(e protoreflect.Enum) string { return wordOf(e.Descriptor(), e.Number()) }
-
-func wordOf(e protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
-	none, v := e.Values().ByNumber(0), e.Values().ByNumber(n)
-	if v == nil || v == none {
-		return ""
-	}
-	return strings.ToLower(strings.TrimPrefix(string(v.Name()), strings.TrimSuffix(string(none.Name()), "UNSPECIFIED")))
-}
+// word returns a value of an enumeration as rules spell it.
+func word(e protoreflect.Enum) string { return rulemessage.Word(e) }

@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/process/server"
+	"github.com/ratelimitd/ratelimitd/internal/rules/rulemessage"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -241,7 +241,7 @@ func (f *ruleFlags) explanation(set *descriptors.Set, domain *descriptors.Domain
 			return nil, err
 		}
 	}
-	rule := admin.RuleMessage(match.Rule)
+	rule := rulemessage.Of(match.Rule)
 	x := &adminv1.Explanation{Rule: rule}
 	for _, step := range steps {
 		x.Steps = append(x.Steps, &adminv1.Step{Entry: step.Entry, Text: step.Text})

@@ -321,9 +321,7 @@ func (s *Service) forget(b *bucket) {
 
 // mistake logs a client's mistake about a bucket.
 func (s *Service) mistake(what, domain string, id *rlqspb.BucketId) {
-	if omitted, ok := s.lines.Allow(what); ok {
-		s.config.Log.Warn(what, "domain", domain, "bucket", id.String(), "omitted", omitted) //nolint:sloglint // each caller's is constant
-	}
+	s.lines.Through(s.config.Log, what).Warn(what, "domain", domain, "bucket", id.String()) //nolint:sloglint // each caller's is constant
 }
 
 // Counts returns the counts, and the current numbers of streams and buckets.

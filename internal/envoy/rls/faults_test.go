@@ -281,7 +281,7 @@ func TestG13_ManyDescriptors(t *testing.T) {
 		_, err := w.ShouldRateLimit(t.Context(), many(n))
 		wantCode(t, err, codes.InvalidArgument)
 	}
-	said := `domain=shop reason="a request may have at most 1024 descriptors" omitted=0`
+	said := `omitted=0 domain=shop reason="a request may have at most 1024 descriptors"`
 	if n := strings.Count(log.String(), "\n"); n != 1 || !strings.Contains(log.String(), said) {
 		t.Errorf("%d lines, want one with %s:\n%s", n, said, &log)
 	}
@@ -312,7 +312,7 @@ func TestG14_MessageSize(t *testing.T) {
 	_, err = w.ShouldRateLimit(t.Context(), header)
 	wantCode(t, err, codes.ResourceExhausted)
 	testkit.Eventually(t, "another one is counted", func() bool { return w.bad() == 2 })
-	said := regexp.MustCompile(`method=ShouldRateLimit client=127\.0\.0\.1:\d+ reason=".* larger than max \(4194305 vs\. 4194304\)" omitted=0`)
+	said := regexp.MustCompile(`omitted=0 method=ShouldRateLimit client=127\.0\.0\.1:\d+ reason=".* larger than max \(4194305 vs\. 4194304\)"`)
 	if n := strings.Count(log.String(), "\n"); n != 1 || !said.MatchString(log.String()) {
 		t.Errorf("%d lines, want one with %s:\n%s", n, said, &log)
 	}

@@ -318,9 +318,7 @@ func (s *Service) logTooLarge(ctx context.Context, r *limiter.Request, err error
 	if !errors.Is(err, limiter.ErrTooManyDescriptors) && !errors.Is(err, limiter.ErrTooManyEntries) {
 		return
 	}
-	if omitted, ok := s.large.Allow(""); ok {
-		s.config.Log.WarnContext(ctx,
-			"a request has too many descriptors or entries, so it failed with INVALID_ARGUMENT: make the proxy send fewer",
-			"domain", Short(string(r.Domain)), "reason", err.Error(), "omitted", omitted)
-	}
+	s.large.Through(s.config.Log, "").WarnContext(ctx,
+		"a request has too many descriptors or entries, so it failed with INVALID_ARGUMENT: make the proxy send fewer",
+		"domain", Short(string(r.Domain)), "reason", err.Error())
 }

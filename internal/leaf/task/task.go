@@ -37,6 +37,35 @@ func (f Func) Run(ctx context.Context) error { return f.Do(ctx) }
 // String returns f.Name.
 func (f Func) String() string { return f.Name }
 
+// Every returns a task that calls f at intervals.
+func Every(name string, interval time.Duration, f func(context.Context)) Func {
+	return Func{Name: name, Do: func(ctx context.Context) error {
+		ticker := time.NewTicker(interval)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-ticker.C:
+				f(ctx)
+			}
+		}
+	}}
+}
+
+// Await waits until all channels are closed, for at most the given time.
+func Await(ctx context.Context, most time.Duration, all ...<-chan struct{}) {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	for _, c := range all {
+		select {
+		case <-c:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // Group runs tasks together and stops them in reverse order. Call Add, then call Run once.
 type Group struct {
 	log   *slog.Logger

@@ -6,6 +6,7 @@
 package throttle
 
 import (
+	"log/slog"
 	"sync"
 	"time"
 )
@@ -48,4 +49,14 @@ func (l *Log) Allow(subject string) (omitted int, ok bool) {
 	}
 	l.last[subject] = line{at: now}
 	return before.omitted, true
+}
+
+// Through returns log for a line about subject, with the number of lines omitted since the last one. If the line is to be omitted, it
+// returns a logger that discards.
+func (l *Log) Through(log *slog.Logger, subject string) *slog.Logger {
+	omitted, ok := l.Allow(subject)
+	if !ok {
+		return slog.New(slog.DiscardHandler)
+	}
+	return log.With("omitted", omitted)
 }

@@ -2,6 +2,8 @@ package throttle
 
 import (
 	"fmt"
+	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -30,6 +32,23 @@ func TestAllow(t *testing.T) {
 			if omitted, ok := l.Allow(c.subject); omitted != c.omitted || ok != c.ok {
 				t.Errorf("line %d, about %s: got %d, %t, want %d, %t", i, c.subject, omitted, ok, c.omitted, c.ok)
 			}
+		}
+	})
+}
+
+func TestThrough(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var b strings.Builder
+		l, log := Every(time.Minute), slog.New(slog.NewTextHandler(&b, nil))
+		for range 3 {
+			l.Through(log, "a").Warn("x", "k", 1)
+		}
+		time.Sleep(time.Minute)
+		l.Through(log, "a").Warn("x", "k", 2)
+		lines := strings.Split(strings.TrimSpace(b.String()), "\n")
+		if len(lines) != 2 || !strings.HasSuffix(lines[0], "msg=x omitted=0 k=1") || !strings.HasSuffix(lines[1], "msg=x omitted=2 k=2") {
+			t.Errorf("logged:\n%s", b.String())
 		}
 	})
 }

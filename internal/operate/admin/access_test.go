@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
@@ -84,7 +85,7 @@ func TestAccessOnPort(t *testing.T) {
 
 // On the admin socket callers may do everything; on another unix socket they may look.
 func TestAccessUnix(t *testing.T) {
-	other := startOn(t, shop, socket(t), admin.Config{Access: admin.Access{Socket: "another"}})
+	other := startOn(t, shop, socket(t), admin.Config{Access: access.Policy{Socket: "another"}})
 	for method, err := range other.calls(t, t.Context()) {
 		if looks := slices.Contains(looking, method); looks != (err == nil) {
 			t.Errorf("%s on another socket: %v", method, err)
@@ -105,7 +106,7 @@ func TestAccessUnix(t *testing.T) {
 func TestAccessTokenLocal(t *testing.T) {
 	file := tokenFile(t, "secret")
 	for _, ln := range []net.Listener{testkit.Listen(t), testkit.ListenOn(t, "unix", filepath.Join(t.TempDir(), "s"))} {
-		s := startOn(t, shop, ln, admin.Config{Access: admin.Access{TokenFile: file, Socket: "another"}})
+		s := startOn(t, shop, ln, admin.Config{Access: access.Policy{TokenFile: file, Socket: "another"}})
 		for authorization, want := range map[string]codes.Code{"": codes.Unauthenticated, "Bearer guess": codes.Unauthenticated, "Bearer secret": codes.OK} {
 			for method, err := range s.calls(t, bearer(t.Context(), authorization)) {
 				if status.Code(err) != want {
@@ -123,7 +124,7 @@ func TestAccessTokenLocal(t *testing.T) {
 func TestAccessToken(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	from := &net.TCPAddr{IP: net.ParseIP("10.1.2.3"), Port: 4711}
-	s := startOn(t, shop, testkit.From(testkit.Listen(t), from), admin.Config{Access: admin.Access{TokenFile: file}})
+	s := startOn(t, shop, testkit.From(testkit.Listen(t), from), admin.Config{Access: access.Policy{TokenFile: file}})
 	for _, tt := range []struct {
 		name, file    string
 		authorization []string

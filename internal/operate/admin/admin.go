@@ -1,10 +1,10 @@
 // Package admin serves the admin API, whose messages are generated from proto/ratelimitd/admin/v1, over gRPC, as JSON over HTTP, and to
 // the console in this process.
 //
-// Each call passes through admit, whatever it came by: [Access] decides who the caller is and whether they may look or change something,
-// and the domains of the caller's token which domain the call may be about. Methods that list ask [Who.Sees] what to leave out, and
-// [Who.Entries] hides values of end users. Calls wait for their turn, so that no caller slows down decisions or other callers. A call that
-// changes something stands in the audit, and one that is made again with its x-request-id gets its first answer.
+// Each call passes through admit, whatever it came by: an [access.Policy] decides who the caller is and whether they may look or change
+// something, and the domains of the caller's token which domain the call may be about. Methods that list ask [access.Who.Sees] what to leave
+// out, and [Entries] hides values of end users. Calls wait for their turn, so that no caller slows down decisions or other callers. A call
+// that changes something stands in the audit, and one that is made again with its x-request-id gets its first answer.
 //
 // The methods ask the limiter, which does what it does for requests, and the [Process]; nothing here knows about backends.
 //
@@ -22,6 +22,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
@@ -32,7 +33,7 @@ import (
 // Config says who may use the admin API. The zero value lets callers on the same machine read, and no one change anything.
 type Config struct {
 	// Access says who may call, and who may reset counters. New logs a TokenFile that cannot be used.
-	Access Access
+	Access access.Policy
 	// Controls are what Block, Allow, Limit and Lift change; nil stands for controls that nothing obeys.
 	Controls *controls.Controls
 	// Acts are what Audit lists; nil stands for a list of this service alone.
@@ -43,11 +44,11 @@ type Config struct {
 	Alone string
 	// Log gets what Access logs, and Audit each change; nil discards.
 	Log, Audit *slog.Logger
-	// Changed is called for each call that changed something, or failed; it may be nil.
+	// Changed is called for each call that changed something, or failed; nil does nothing.
 	Changed func(method string, done bool)
-	// Observer answers Top and Watch; without it these answer UNIMPLEMENTED.
+	// Observer answers Top and Watch. It is required.
 	Observer *observe.Observer
-	// Process answers Status, ReloadRules and Drain; without it these answer UNIMPLEMENTED.
+	// Process answers Status, ReloadRules and Drain. It is required.
 	Process Process
 }
 
@@ -55,34 +56,29 @@ type Config struct {
 type Service struct {
 	limiter  *limiter.Limiter
 	controls *controls.Controls
-	access   Access
+	policy   access.Policy
 	audit    *slog.Logger
 	config   Config
-	mask     *[32]byte // see [Who.Entries]
+	mask     *[32]byte // see [access.Who.Hide]
 	calls    *callers
 	turns    *turns
 }
 
 // New returns a Service for l.
 func New(l *limiter.Limiter, c Config) *Service {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
-	if c.Acts == nil {
-		c.Acts = audit.New(nil, c.Log)
-	}
-	if c.Audit == nil {
-		c.Audit = slog.New(slog.DiscardHandler)
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
+	c.Acts = cmp.Or(c.Acts, audit.New(nil, c.Log))
+	c.Audit = cmp.Or(c.Audit, slog.New(slog.DiscardHandler))
+	c.Controls = cmp.Or(c.Controls, controls.New(controls.Config{}))
+	if c.Changed == nil {
+		c.Changed = func(string, bool) {}
 	}
 	c.Access.Log = c.Log
-	_, _ = c.Access.tokens(true), c.Access.tokens(false) // so that the log says at the start what is wrong with them
-	if c.Controls == nil {
-		c.Controls = controls.New(controls.Config{})
-	}
+	c.Access.Check()
 	mask := new([32]byte)
 	_, _ = rand.Read(mask[:]) // never fails
 	return &Service{
-		limiter: l, controls: c.Controls, access: c.Access, audit: c.Audit, config: c, mask: mask, calls: new(callers), turns: newTurns(),
+		limiter: l, controls: c.Controls, policy: c.Access, audit: c.Audit, config: c, mask: mask, calls: new(callers), turns: newTurns(),
 	}
 }
 
@@ -148,13 +144,21 @@ func changes(q proto.Message) bool {
 
 // admit decides whether the caller of ctx may make the call q, and says in the context that it returns who that is. With an error who
 // may be known all the same.
-func (s *Service) admit(ctx context.Context, q proto.Message) (context.Context, *Who, error) {
-	who, err := s.access.allow(ctx, changes(q))
-	who.mask = s.mask
+func (s *Service) admit(ctx context.Context, q proto.Message) (context.Context, *access.Who, error) {
+	who, err := s.allow(ctx, changes(q))
+	who.Mask = s.mask
 	if err == nil {
 		err = s.about(&who, q)
 	}
 	return context.WithValue(ctx, whoKey{}, &who), &who, err
+}
+
+// allow returns who calls a method, or the error for one who may not.
+func (s *Service) allow(ctx context.Context, change bool) (access.Who, error) {
+	if denied, ok := ctx.Value(deniedKey{}).(*deniedError); ok {
+		return denied.who, denied.err
+	}
+	return s.policy.AllowCall(ctx, change)
 }
 
 // pageSize returns how long a page may be for a caller who asks for so much, where 0 stands for usual.

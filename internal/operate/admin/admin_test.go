@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
@@ -72,7 +73,7 @@ func startOn(t *testing.T, rules string, ln net.Listener, c admin.Config) *serve
 // serve serves the admin API of counters in store until the test ends.
 func (s *server) serve(t *testing.T, store backend.Backend, ln net.Listener, c admin.Config) {
 	t.Helper()
-	c.Observer = observe.New(func(context.Context) string { return "10.0.0.7:51234" })
+	c.Observer, c.Process = observe.New(func(context.Context) string { return "10.0.0.7:51234" }), process{}
 	s.limiter = limiter.New(store, stats.New(), limiter.Config{Observer: c.Observer})
 	c.Access.InClear = true
 	c.Log = slog.New(slog.NewTextHandler(&s.log, nil))
@@ -99,6 +100,25 @@ func (s *server) serve(t *testing.T, store backend.Backend, ln net.Listener, c a
 		g.Stop()
 	})
 	s.conn, s.AdminServiceClient = conn, adminv1.NewAdminServiceClient(conn)
+}
+
+// process is a process about which there is nothing to tell.
+type process struct{}
+
+func (process) Status(*access.Who) *adminv1.StatusResponse {
+	return &adminv1.StatusResponse{Store: &adminv1.StoreStatus{}}
+}
+
+func (process) Divided(*access.Who, func(string, []descriptors.Entry) bool) []*adminv1.DividedLimit {
+	return nil
+}
+
+func (process) ReloadRules(context.Context, *access.Who, bool) (*adminv1.ReloadRulesResponse, error) {
+	return &adminv1.ReloadRulesResponse{}, nil
+}
+
+func (process) Drain(bool, bool) (*adminv1.DrainResponse, error) {
+	return &adminv1.DrainResponse{}, nil
 }
 
 func (s *server) load(t *testing.T, rules ...string) {

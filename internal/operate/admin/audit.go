@@ -15,6 +15,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/decide/override"
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -133,7 +134,7 @@ func (s methods) Audit(ctx context.Context, q *adminv1.AuditRequest) (*adminv1.A
 	}
 	who := whoOf(ctx)
 	all, complete := s.config.Acts.Acts(ctx)
-	all = slices.DeleteFunc(all, func(a audit.Act) bool { return !who.shows(string(a.Domain), q.GetDomain()) })
+	all = slices.DeleteFunc(all, func(a audit.Act) bool { return !shows(who, string(a.Domain), q.GetDomain()) })
 	if after := q.GetPageToken(); after != "" {
 		i := slices.IndexFunc(all, func(a audit.Act) bool { return a.ID == after })
 		if i < 0 {
@@ -154,13 +155,13 @@ func (s methods) Audit(ctx context.Context, q *adminv1.AuditRequest) (*adminv1.A
 	return m, nil
 }
 
-func auditEntry(a *audit.Act, who *Who) *adminv1.AuditEntry {
+func auditEntry(a *audit.Act, who *access.Who) *adminv1.AuditEntry {
 	m := &adminv1.AuditEntry{
 		Time: timestamppb.New(a.Time), Method: a.Method, RequestId: a.RequestID, By: a.By, From: a.From, Domain: valid(string(a.Domain)),
 		What: a.What, Reason: a.Reason, Before: a.Before, After: a.After, Failed: a.Failed,
 	}
 	for _, e := range a.Entries {
-		m.Entries = append(m.Entries, who.entry(string(e[0]), string(e[1])))
+		m.Entries = append(m.Entries, entryMessage(who, string(e[0]), string(e[1])))
 	}
 	if !who.Masked {
 		m.Failure = valid(a.Why)

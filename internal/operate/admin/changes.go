@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 )
@@ -34,18 +35,18 @@ const (
 	maxRequestID   = 128     // bytes
 )
 
-// whoKey is the key of a context for [Who], and actKey for *[audit.Act].
+// whoKey is the key of a context for [access.Who], and actKey for *[audit.Act].
 type (
 	whoKey struct{}
 	actKey struct{}
 )
 
 // whoOf returns who made the call of ctx, which was let in.
-func whoOf(ctx context.Context) *Who {
-	if who, ok := ctx.Value(whoKey{}).(*Who); ok {
+func whoOf(ctx context.Context) *access.Who {
+	if who, ok := ctx.Value(whoKey{}).(*access.Who); ok {
 		return who
 	}
-	return &Who{Masked: true, Domains: []string{}}
+	return &access.Who{Masked: true, Domains: []string{}}
 }
 
 // actOf returns what is to be reported about the call of ctx, which changes something; methods fill it in.
@@ -248,11 +249,9 @@ func methodOf(q proto.Message) string {
 }
 
 // failed counts a call that changed nothing, and logs it, once a minute for each caller.
-func (s *Service) failed(ctx context.Context, who *Who, method string, err error) {
+func (s *Service) failed(ctx context.Context, who *access.Who, method string, err error) {
 	code := status.Code(err).String()
-	if s.config.Changed != nil {
-		s.config.Changed(method, false)
-	}
+	s.config.Changed(method, false)
 	if omitted, logs := s.config.Acts.Fail(who.Name, who.From, method, code); logs {
 		s.audit.LogAttrs(ctx, slog.LevelWarn, "a change failed", slog.String("method", method), slog.String("by", who.Name),
 			slog.String("from", who.From), slog.String("code", code), slog.Uint64("omitted", omitted))
@@ -260,7 +259,7 @@ func (s *Service) failed(ctx context.Context, who *Who, method string, err error
 }
 
 // tell has a change kept and logged. One with an error changed nothing, unless its code says that it may have.
-func (s *Service) tell(ctx context.Context, who *Who, a *audit.Act, err error) {
+func (s *Service) tell(ctx context.Context, who *access.Who, a *audit.Act, err error) {
 	if err != nil {
 		switch code := status.Code(err); code { //nolint:exhaustive // all others say that nothing was changed
 		case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Internal, codes.Unknown:
@@ -271,9 +270,7 @@ func (s *Service) tell(ctx context.Context, who *Who, a *audit.Act, err error) {
 		}
 	}
 	s.config.Acts.Add(ctx, a)
-	if s.config.Changed != nil {
-		s.config.Changed(a.Method, err == nil)
-	}
+	s.config.Changed(a.Method, err == nil)
 	keys := make([]string, 0, len(a.Entries)) // not the values, which are data of end users
 	for _, e := range a.Entries {
 		keys = append(keys, valid(string(e[0])))

@@ -25,6 +25,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
 	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
@@ -44,7 +45,7 @@ func called(ctx context.Context, id string) context.Context {
 }
 
 // inProcess is an admin API that is called without a connection, over counters in memory with the rules shop.
-func inProcess(t *testing.T, access admin.Access) (*admin.Service, *server) {
+func inProcess(t *testing.T, policy access.Policy) (*admin.Service, *server) {
 	t.Helper()
 	s := &server{}
 	store := memory.New(memory.Config{})
@@ -52,15 +53,15 @@ func inProcess(t *testing.T, access admin.Access) (*admin.Service, *server) {
 	observer := observe.New(func(context.Context) string { return "10.0.0.7:51234" })
 	s.limiter = limiter.New(store, stats.New(), limiter.Config{Observer: observer})
 	s.load(t, shop)
-	a := admin.New(s.limiter, admin.Config{Access: access, Observer: observer})
-	s.AdminServiceClient = a.Client(access)
+	a := admin.New(s.limiter, admin.Config{Access: policy, Observer: observer})
+	s.AdminServiceClient = a.Client(policy)
 	return a, s
 }
 
 // TestRepeated: a call that is made again within ten minutes, with the ID that it had, gets the same answer and changes nothing.
 func TestRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, s := inProcess(t, admin.Access{Socket: socketPath})
+		_, s := inProcess(t, access.Policy{Socket: socketPath})
 		s.hit(t, "shop", 3, "user", "u1")
 		grant := &adminv1.GrantRequest{Domain: "shop", Entries: entries("user", "u1"), Hits: 1}
 		ask := func(id string, q *adminv1.GrantRequest) (uint64, error) {
@@ -166,9 +167,9 @@ func TestGrantedOnce(t *testing.T) {
 			s.limiter = limiter.New(store, stats.New(), limiter.Config{})
 			s.load(t, shop)
 			s.hit(t, "shop", 3, "user", "u1")
-			access, acts := admin.Access{Socket: socketPath}, audit.New(nil, slog.New(slog.DiscardHandler))
+			policy, acts := access.Policy{Socket: socketPath}, audit.New(nil, slog.New(slog.DiscardHandler))
 			replica := func() adminv1.AdminServiceClient {
-				return admin.New(s.limiter, admin.Config{Access: access, Acts: acts}).Client(access)
+				return admin.New(s.limiter, admin.Config{Access: policy, Acts: acts}).Client(policy)
 			}
 			one := replica()
 			for range 2 {
@@ -185,7 +186,7 @@ func TestGrantedOnce(t *testing.T) {
 
 	t.Run("not sent", func(t *testing.T) {
 		t.Parallel()
-		_, s := inProcess(t, admin.Access{Socket: socketPath})
+		_, s := inProcess(t, access.Policy{Socket: socketPath})
 		store, times := &lossy{Backend: memory.New(memory.Config{})}, 0
 		t.Cleanup(func() { _ = store.Close() })
 		store.lose = func(op *backend.Op) error {
@@ -200,8 +201,8 @@ func TestGrantedOnce(t *testing.T) {
 		s.limiter = limiter.New(store, stats.New(), limiter.Config{})
 		s.load(t, shop)
 		s.hit(t, "shop", 3, "user", "u1")
-		access := admin.Access{Socket: socketPath}
-		one := admin.New(s.limiter, admin.Config{Access: access}).Client(access)
+		policy := access.Policy{Socket: socketPath}
+		one := admin.New(s.limiter, admin.Config{Access: policy}).Client(policy)
 		_, err := one.Grant(called(t.Context(), "once"), grant)
 		wantStatus(t, err, codes.Unavailable, "")
 		if answer, err := one.Grant(called(t.Context(), "once"), grant); err != nil || answer.GetCounter().GetLeft() != 1 {
@@ -213,7 +214,7 @@ func TestGrantedOnce(t *testing.T) {
 // TestRepeatedByOthers: however many calls one caller names, those of another one are known.
 func TestRepeatedByOthers(t *testing.T) {
 	t.Parallel()
-	_, s := inProcess(t, admin.Access{TokenFile: tokenFile(t, "root: all\nann: some")})
+	_, s := inProcess(t, access.Policy{TokenFile: tokenFile(t, "root: all\nann: some")})
 	s.hit(t, "shop", 3, "user", "u1")
 	grant := func(token, id string) uint64 {
 		ctx := metadata.NewOutgoingContext(called(t.Context(), ""), metadata.Pairs("x-request-id", id, "authorization", "Bearer "+token))
@@ -239,12 +240,12 @@ func TestStrangersAreSlowed(t *testing.T) {
 	file := tokenFile(t, "ann: secret\nbob: hidden\ncleo: "+long+"\n")
 	synctest.Test(t, func(t *testing.T) {
 		var failed atomic.Int32
-		access := admin.Access{TokenFile: file, InClear: true}
-		access.Guard = admin.NewGuard(func() { failed.Add(1) })
-		ask := func(host, token string) (who admin.Who, code codes.Code, took time.Duration) {
+		policy := access.Policy{TokenFile: file, InClear: true}
+		policy.Guard = access.NewGuard(func() { failed.Add(1) })
+		ask := func(host, token string) (who access.Who, code codes.Code, took time.Duration) {
 			began := time.Now()
 			from := &net.TCPAddr{IP: net.ParseIP(host), Port: 4711}
-			who, err := access.Allow(admin.Caller{From: from, Authorization: []string{"Bearer " + token}}, true)
+			who, err := policy.Allow(access.Caller{From: from, Authorization: []string{"Bearer " + token}}, true)
 			return who, status.Code(err), time.Since(began)
 		}
 		for range 4 {
@@ -311,7 +312,7 @@ func TestTokenFiles(t *testing.T) {
 		"\xff\xfeo\x00n\x00e\x00":      "it is not valid UTF-8",
 		"o\x00ne":                      "it is not valid UTF-8",
 	} {
-		all, err := admin.ReadTokens(tokenFile(t, text))
+		all, err := access.ReadTokens(tokenFile(t, text))
 		if want == "" && (err != nil || len(all) == 0 || all[0].Text != "one") {
 			t.Errorf("%q: %v, %v", text, all, err)
 		}
@@ -339,8 +340,8 @@ func openAPI(t *testing.T) map[string]map[string]struct{ OperationID string } {
 
 // TestOpenAPI: the OpenAPI file has each method of the service, once, and each of its paths is served.
 func TestOpenAPI(t *testing.T) {
-	a, _ := inProcess(t, admin.Access{TokenFile: tokenFile(t, "secret")})
-	h, err := a.Handler(t.Context(), admin.Access{TokenFile: tokenFile(t, "secret")})
+	a, _ := inProcess(t, access.Policy{TokenFile: tokenFile(t, "secret")})
+	h, err := a.Handler(t.Context(), access.Policy{TokenFile: tokenFile(t, "secret")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -389,9 +390,9 @@ func ask(t *testing.T, method, url, body string) (code int, answer string) {
 
 // TestWatchHTTP: over HTTP a watcher gets lines of JSON while decisions are made, and errors have their status.
 func TestWatchHTTP(t *testing.T) {
-	access := admin.Access{Listener: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}}
-	a, s := inProcess(t, access)
-	h, err := a.Handler(t.Context(), access)
+	policy := access.Policy{Listener: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}}
+	a, s := inProcess(t, policy)
+	h, err := a.Handler(t.Context(), policy)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -452,7 +453,7 @@ func TestWatchHTTP(t *testing.T) {
 // TestAuditOfStrangers: calls that are failed are counted by caller, whether their permission lacks or what they ask for cannot be, and
 // push out nothing that was changed.
 func TestAuditOfStrangers(t *testing.T) {
-	_, s := inProcess(t, admin.Access{Socket: socketPath})
+	_, s := inProcess(t, access.Policy{Socket: socketPath})
 	q := &adminv1.BlockRequest{Domain: "shop", Entries: entries("user", "u1"), For: durationpb.New(time.Hour)}
 	near := called(t.Context(), "")
 	for range 3 {

@@ -14,6 +14,8 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/decide/override"
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
+	"github.com/ratelimitd/ratelimitd/internal/rules/rulemessage"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -76,7 +78,7 @@ func (s methods) Limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.L
 		if err != nil {
 			return nil, err
 		}
-		rule = RuleMessage(r)
+		rule = rulemessage.Of(r)
 	}
 	p, err := s.put(ctx, q, c)
 	if err != nil {
@@ -154,7 +156,7 @@ func (s methods) Lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.Lif
 	if who.Limited() {
 		wanted, err := s.controls.Lift(ctx, ids, true)
 		if err == nil {
-			err = who.liftable(wanted)
+			err = liftable(who, wanted)
 		}
 		if err != nil {
 			return nil, err
@@ -193,7 +195,7 @@ func (s methods) ListControls(ctx context.Context, q *adminv1.ListControlsReques
 		from = int(n)
 	}
 	who := whoOf(ctx)
-	all := slices.DeleteFunc(s.controls.List(ctx), func(c *override.Control) bool { return !who.shows(c.Domain, q.GetDomain()) })
+	all := slices.DeleteFunc(s.controls.List(ctx), func(c *override.Control) bool { return !shows(who, c.Domain, q.GetDomain()) })
 	a := &adminv1.ListControlsResponse{Reach: s.reach(ctx)}
 	bytes := 0
 	for i, c := range all[min(from, len(all)):] {
@@ -220,7 +222,7 @@ func (s methods) Grant(ctx context.Context, q *adminv1.GrantRequest) (*adminv1.G
 	a := actOf(ctx)
 	a.Before, a.After = left(before), left(after)
 	m := &adminv1.GrantResponse{
-		Rule:    RuleMessage(after.Rule),
+		Rule:    rulemessage.Of(after.Rule),
 		Before:  counterMessage(before.Name, &before.RateLimits, &before.Decision),
 		Counter: counterMessage(after.Name, &after.RateLimits, &after.Decision),
 		Reach:   s.counting(ctx),
@@ -230,16 +232,16 @@ func (s methods) Grant(ctx context.Context, q *adminv1.GrantRequest) (*adminv1.G
 }
 
 // controlMessage converts c, as who may see it; nil becomes nil.
-func controlMessage(c *override.Control, who *Who) *adminv1.Control {
+func controlMessage(c *override.Control, who *access.Who) *adminv1.Control {
 	if c == nil {
 		return nil
 	}
 	m := &adminv1.Control{
-		Id: c.ID, Kind: adminv1.ControlKind(enumValue(adminv1.ControlKind_value, "CONTROL_KIND", c.Kind)), Domain: valid(c.Domain), Below: c.Below,
+		Id: c.ID, Kind: adminv1.ControlKind(rulemessage.Enum(adminv1.ControlKind_value, "CONTROL_KIND", c.Kind)), Domain: valid(c.Domain), Below: c.Below,
 		LimitName: valid(c.LimitName), Since: timestamppb.New(c.Since), Until: timestamppb.New(c.Until), By: valid(c.By), Reason: valid(c.Reason),
 	}
 	for _, e := range c.Entries {
-		m.Entries = append(m.Entries, who.entry(e.Key, e.Value))
+		m.Entries = append(m.Entries, entryMessage(who, e.Key, e.Value))
 	}
 	if c.Kind == override.Limit {
 		m.To = &adminv1.Override{

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/rules/rulemessage"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -25,7 +26,7 @@ func (s methods) Explain(ctx context.Context, q *adminv1.ExplainRequest) (*admin
 	a := &adminv1.ExplainResponse{OverLimit: e.Over, DomainKnown: e.Known, ChargeTogether: e.Together}
 	for i := range e.Descriptors {
 		m := explanationMessage(&e.Descriptors[i], whoOf(ctx))
-		if s.config.Process != nil && e.Descriptors[i].Rule != nil && e.Descriptors[i].Rule.RLQS != nil {
+		if e.Descriptors[i].Rule != nil && e.Descriptors[i].Rule.RLQS != nil {
 			m.Divided = s.divided(ctx, q.GetDomain(), r.Descriptors[i].Entries)
 		}
 		a.Descriptors = append(a.Descriptors, m)
@@ -58,7 +59,7 @@ func (s methods) Peek(ctx context.Context, q *adminv1.PeekRequest) (*adminv1.Pee
 	}
 	m := counterMessage(c.Name, &c.RateLimits, &c.Decision)
 	m.Rejects, m.Overdraft = c.Rejects, c.Overdraft
-	return &adminv1.PeekResponse{Rule: RuleMessage(c.Rule), Counter: m}, nil
+	return &adminv1.PeekResponse{Rule: rulemessage.Of(c.Rule), Counter: m}, nil
 }
 
 // Reset forgets what the counter of one descriptor has counted.
@@ -83,7 +84,7 @@ func (s methods) Reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.R
 		}
 	}
 	a.After = left(c)
-	return &adminv1.ResetResponse{Rule: RuleMessage(c.Rule), Counter: counterMessage(c.Name, &c.RateLimits, &c.Decision), Reach: s.counting(ctx)}, nil
+	return &adminv1.ResetResponse{Rule: rulemessage.Of(c.Rule), Counter: counterMessage(c.Name, &c.RateLimits, &c.Decision), Reach: s.counting(ctx)}, nil
 }
 
 // counting returns which replicas count with the counters of this process.

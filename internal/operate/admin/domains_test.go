@@ -23,6 +23,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
@@ -64,12 +65,12 @@ var domainCalls = map[string]struct{ own, other string }{
 // twoDomains is a server with rules of two domains, hits and controls in both, and a token for one of them: ann's.
 func twoDomains(t *testing.T) (s *server, addr, web string) {
 	t.Helper()
-	access := admin.Access{
+	policy := access.Policy{
 		TokenFile:     tokenFile(t, "root: all\nann[domains=shop,other]: some\nbob[domains=bank]: bank"),
 		ReadTokenFile: tokenFile(t, "eve[domains=shop]: look\nsue: read"),
 	}
 	ln := testkit.Listen(t)
-	s = startOn(t, "", ln, admin.Config{Access: access})
+	s = startOn(t, "", ln, admin.Config{Access: policy})
 	const rules = "\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 9}}]"
 	s.load(t, "domain: shop"+rules, "domain: bank"+rules)
 	for _, d := range []string{"shop", "bank"} {
@@ -78,7 +79,7 @@ func twoDomains(t *testing.T) (s *server, addr, web string) {
 			t.Fatal(err)
 		}
 	}
-	h, err := s.service.Handler(t.Context(), access)
+	h, err := s.service.Handler(t.Context(), policy)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,8 +96,8 @@ func TestTurns(t *testing.T) {
 	t.Cleanup(func() { _ = b.Close() })
 	testkit.Run(t, b.Run)
 	store := replicated.NewScriptStore(b.SideChannel("controls", replicated.Script), controls.MaxKept)
-	access := admin.Access{TokenFile: tokenFile(t, "root: all\nann[domains=shop]: some")}
-	s := startOn(t, shop, testkit.Listen(t), admin.Config{Access: access, Controls: controls.New(controls.Config{Store: store})})
+	policy := access.Policy{TokenFile: tokenFile(t, "root: all\nann[domains=shop]: some")}
+	s := startOn(t, shop, testkit.Listen(t), admin.Config{Access: policy, Controls: controls.New(controls.Config{Store: store})})
 	blocks := func(token string) error {
 		_, err := s.Block(bearer(t.Context(), "Bearer "+token), block("shop", time.Hour, "user", "u1"))
 		return err
@@ -269,7 +270,7 @@ func TestWatchInDomains(t *testing.T) {
 // TestTokenIsReplaced: who watches with a token does so for as long as it is good for that.
 func TestTokenIsReplaced(t *testing.T) {
 	file := tokenFile(t, "ann[domains=shop]: some\nbob[domains=shop]: other")
-	s := startOn(t, shop, testkit.Listen(t), admin.Config{Access: admin.Access{TokenFile: file}})
+	s := startOn(t, shop, testkit.Listen(t), admin.Config{Access: access.Policy{TokenFile: file}})
 	ann := watchingAs(t, bearer(t.Context(), "Bearer some"), s, &adminv1.WatchRequest{})
 	bob := watchingAs(t, bearer(t.Context(), "Bearer other"), s, &adminv1.WatchRequest{})
 	testkit.WriteFile(t, file, "bob[domains=bank]: other")
@@ -287,7 +288,7 @@ func TestDomainsInFiles(t *testing.T) {
 		"ann: one": nil,
 		"x[y]z":    nil, // a token, as ever
 	} {
-		all, err := admin.ReadTokens(tokenFile(t, text))
+		all, err := access.ReadTokens(tokenFile(t, text))
 		if err != nil || strings.Join(all[len(all)-1].Domains, " ") != strings.Join(want, " ") || want != nil && all[len(all)-1].Text != "one" {
 			t.Errorf("%q: %v, %v", text, all, err)
 		}
@@ -296,7 +297,7 @@ func TestDomainsInFiles(t *testing.T) {
 		"ann[domains=]: one", "ann[domains=shop]:one", "ann[domains=shop,]: one", "ann[domains=shop,shop]: one", "ann[domains=a b]: one",
 		"ann[shop]: one", "ann[domains=shop] one", "ann[domains=shop: one", "ann[domain=shop]: one", "ann[domains=shop]",
 	} {
-		_, err := admin.ReadTokens(tokenFile(t, "bob: two\n"+line))
+		_, err := access.ReadTokens(tokenFile(t, "bob: two\n"+line))
 		if err == nil || !strings.Contains(err.Error(), "line 2: the domains of a token follow its name, separated by commas without spaces, such as ann[domains=shop,search]: TOKEN") {
 			t.Errorf("%q: %v", line, err)
 		}
@@ -332,9 +333,9 @@ Audit own           Unauthenticated    OK                 OK                 OK 
 Audit other         Unauthenticated    OK                 PermissionDenied   OK                 OK                 PermissionDenied
 Top own             Unauthenticated    OK                 OK                 OK                 OK                 OK
 Top other           Unauthenticated    OK                 PermissionDenied   OK                 OK                 PermissionDenied
-Status own          Unauthenticated    Unimplemented      Unimplemented      Unimplemented      Unimplemented      Unimplemented
-ReloadRules other   Unauthenticated    Unimplemented      PermissionDenied   PermissionDenied   PermissionDenied   PermissionDenied
-Drain other         Unauthenticated    Unimplemented      PermissionDenied   PermissionDenied   PermissionDenied   PermissionDenied
+Status own          Unauthenticated    OK                 OK                 OK                 OK                 OK
+ReloadRules other   Unauthenticated    OK                 PermissionDenied   PermissionDenied   PermissionDenied   PermissionDenied
+Drain other         Unauthenticated    OK                 PermissionDenied   PermissionDenied   PermissionDenied   PermissionDenied
 GetTenant other     Unauthenticated    NotFound           PermissionDenied   PermissionDenied   NotFound           PermissionDenied
 SetTenant other     Unauthenticated    InvalidArgument    PermissionDenied   PermissionDenied   PermissionDenied   PermissionDenied
 UnsetTenant other   Unauthenticated    FailedPrecondition PermissionDenied   PermissionDenied   PermissionDenied   PermissionDenied
@@ -412,16 +413,16 @@ func TestProblemsInDomains(t *testing.T) {
 		{File: "c.yaml", Text: "secret text", Bare: "no YAML"},
 	}
 	for _, tt := range []struct {
-		who  admin.Who
+		who  access.Who
 		want string
 	}{
-		{admin.Who{Full: true}, "b.yaml bank.user secret error; c.yaml  secret text; a.yaml shop.user secret warning; of 3"},
-		{admin.Who{}, "b.yaml  error; c.yaml  no YAML; a.yaml  warning; of 3"},
-		{admin.Who{Full: true, Domains: []string{"shop"}}, "a.yaml shop.user secret warning; of 1"},
-		{admin.Who{Domains: []string{"bank", "none"}}, "b.yaml  error; of 1"},
-		{admin.Who{Full: true, Domains: []string{}}, "of 0"},
+		{access.Who{Full: true}, "b.yaml bank.user secret error; c.yaml  secret text; a.yaml shop.user secret warning; of 3"},
+		{access.Who{}, "b.yaml  error; c.yaml  no YAML; a.yaml  warning; of 3"},
+		{access.Who{Full: true, Domains: []string{"shop"}}, "a.yaml shop.user secret warning; of 1"},
+		{access.Who{Domains: []string{"bank", "none"}}, "b.yaml  error; of 1"},
+		{access.Who{Full: true, Domains: []string{}}, "of 0"},
 	} {
-		first, total := tt.who.Problems(all)
+		first, total := admin.Problems(&tt.who, all)
 		got := ""
 		for _, p := range first {
 			got += fmt.Sprintf("%s %s %s; ", p.GetFile(), p.GetPath(), p.GetText())

@@ -23,13 +23,13 @@ import (
 	"github.com/grpc-ecosystem/grpc-gateway/v2/utilities"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -43,10 +43,10 @@ const (
 // watchPath is the path of Watch, whose answer does not end.
 const watchPath = "/admin/v1/watch"
 
-// Handler serves the API as JSON over HTTP, as http.yaml beside the service says, to whom access lets in. Watch is a stream of
+// Handler serves the API as JSON over HTTP, as http.yaml beside the service says, to whom policy lets in. Watch is a stream of
 // lines, each an object with a result or an error. What a caller sent as x-request-id over gRPC is a header here.
-func (s *Service) Handler(ctx context.Context, access Access) (http.Handler, error) {
-	v := s.behind(access)
+func (s *Service) Handler(ctx context.Context, policy access.Policy) (http.Handler, error) {
+	v := s.behind(policy)
 	mux := runtime.NewServeMux(
 		runtime.WithMarshalerOption(runtime.MIMEWildcard, &runtime.JSONPb{MarshalOptions: protojson.MarshalOptions{EmitUnpopulated: true}}),
 		runtime.WithIncomingHeaderMatcher(isRequestID), // and authorization, which is passed on always
@@ -68,17 +68,31 @@ func (s *Service) Handler(ctx context.Context, access Access) (http.Handler, err
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { v.serveHTTP(mux, w, r) }), nil
 }
 
+// Client returns a client of the API within this process, which lets in whom policy does. What it calls with comes from
+// [access.Policy.Resume].
+func (s *Service) Client(policy access.Policy) adminv1.AdminServiceClient { //nolint:ireturn // as it is generated
+	return adminv1.NewAdminServiceClient(direct{s.behind(policy)})
+}
+
+// behind returns the methods for callers whom policy lets in.
+func (s *Service) behind(policy access.Policy) methods {
+	policy.Log = s.policy.Log
+	v := *s
+	v.policy = policy
+	return methods{Service: &v}
+}
+
 // serveHTTP has mux answer r.
 func (s *Service) serveHTTP(mux *runtime.ServeMux, w http.ResponseWriter, r *http.Request) {
-	ctx := peer.NewContext(r.Context(), peerOf(r))
+	ctx := peer.NewContext(r.Context(), access.PeerOf(r))
 	r = r.WithContext(ctx)
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	// Nothing is read of what those send who are not let in.
-	if _, denied := s.access.allow(gatewayed(ctx, r), false); denied != nil {
+	if who, err := s.allow(gatewayed(ctx, r), false); err != nil {
 		w.Header().Set("Connection", "close") // or net/http would wait for the body before it answers
 		r.Body = http.NoBody
-		mux.ServeHTTP(w, r.WithContext(context.WithValue(ctx, deniedKey{}, denied)))
+		mux.ServeHTTP(w, r.WithContext(context.WithValue(ctx, deniedKey{}, &deniedError{who, err})))
 		return
 	}
 	if err := readBody(w, r); err != nil {
@@ -89,8 +103,14 @@ func (s *Service) serveHTTP(mux *runtime.ServeMux, w http.ResponseWriter, r *htt
 	mux.ServeHTTP(w, r)
 }
 
-// deniedKey is the key of a context for the error of a caller who was not let in.
+// deniedKey is the key of a context for a *deniedError.
 type deniedKey struct{}
+
+// deniedError is the error of a caller who was not let in.
+type deniedError struct {
+	who access.Who
+	err error
+}
 
 // gatewayed returns ctx, of a request, as the called side sees it, as far as it says who calls.
 func gatewayed(ctx context.Context, r *http.Request) context.Context {
@@ -229,15 +249,6 @@ func (w bearerWanted) WriteHeader(code int) {
 
 func isRequestID(key string) (string, bool) {
 	return requestID, textproto.CanonicalMIMEHeaderKey(key) == textproto.CanonicalMIMEHeaderKey(requestID)
-}
-
-// peerOf returns who made a request, as gRPC has it.
-func peerOf(r *http.Request) *peer.Peer {
-	p := &peer.Peer{Addr: remote(r)}
-	if r.TLS != nil {
-		p.AuthInfo = credentials.TLSInfo{State: *r.TLS}
-	}
-	return p
 }
 
 // endless is an answer that may take any time as a whole, but not for one line.

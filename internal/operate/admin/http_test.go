@@ -7,15 +7,15 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // TestHTTPSaysWhatIsWrong: what cannot be what the caller meant is rejected, and says what would be right; nothing is done.
 func TestHTTPSaysWhatIsWrong(t *testing.T) {
-	access := admin.Access{TokenFile: tokenFile(t, "secret")}
-	a, _ := inProcess(t, access)
-	guarded, err := a.Handler(t.Context(), access)
+	policy := access.Policy{TokenFile: tokenFile(t, "secret")}
+	a, _ := inProcess(t, policy)
+	guarded, err := a.Handler(t.Context(), policy)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,9 +57,9 @@ func TestHTTPSaysWhatIsWrong(t *testing.T) {
 // TestStrangersTakeNoTurns: a client that shows no token, or a wrong one, and sends the body slowly, keeps no one out.
 func TestStrangersTakeNoTurns(t *testing.T) {
 	const token = "0123456789abcdef0123456789abcdef"
-	access := admin.Access{TokenFile: tokenFile(t, token), Guard: admin.NewGuard(nil)}
-	a, _ := inProcess(t, access)
-	h, err := a.Handler(t.Context(), access)
+	policy := access.Policy{TokenFile: tokenFile(t, token), Guard: access.NewGuard(nil)}
+	a, _ := inProcess(t, policy)
+	h, err := a.Handler(t.Context(), policy)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -18,16 +19,16 @@ import (
 // MostShown is the most problems, changes, divided limits and their clients, or controls of a rule in an answer.
 const MostShown = 100
 
-// Process is the process that the API is part of: what Status, ReloadRules and Drain ask. It asks [Who] what of rules, problems and
+// Process is the process that the API is part of: what Status, ReloadRules and Drain ask. It asks [access.Who] what of rules, problems and
 // descriptors a caller may see.
 type Process interface {
 	// Status returns how the process is; the API adds what it knows itself, and takes out what concerns all domains together.
-	Status(who *Who) *adminv1.StatusResponse
+	Status(who *access.Who) *adminv1.StatusResponse
 	// Divided returns the limits that are divided among clients that decide by themselves, of those about which want says so.
-	Divided(who *Who, want func(domain string, entries []descriptors.Entry) bool) []*adminv1.DividedLimit
+	Divided(who *access.Who, want func(domain string, entries []descriptors.Entry) bool) []*adminv1.DividedLimit
 	// ReloadRules takes the rules again from where they come from, and waits for what comes of it. With dry it only says what would.
 	// It returns an error that wraps [ErrNoPreview] or [ErrNoRulesCame], or that of ctx, if that is not known.
-	ReloadRules(ctx context.Context, who *Who, dry bool) (*adminv1.ReloadRulesResponse, error)
+	ReloadRules(ctx context.Context, who *access.Who, dry bool) (*adminv1.ReloadRulesResponse, error)
 	// Drain has the process report that it is not healthy or, with undo, no longer so for that reason. It returns [ErrStopping]
 	// if it is stopping.
 	Drain(undo, dry bool) (*adminv1.DrainResponse, error)
@@ -40,11 +41,11 @@ var (
 	ErrStopping    = errors.New("the server is stopping, which cannot be undone")
 )
 
-// Problems returns the first of the problems that w may see, errors first, and how many there are. Where a domain is not known, as in a
+// Problems returns the first of the problems that who may see, errors first, and how many there are. Where a domain is not known, as in a
 // file that is no YAML, no caller who is limited sees what is wrong. Callers who may only look do not see what the files say.
-func (w *Who) Problems(all descriptors.Problems) (first []*adminv1.RulesProblem, total uint32) {
-	all = slices.DeleteFunc(slices.Clone(all), func(p descriptors.Problem) bool { return w.Limited() && (p.Domain == "" || !w.Sees(p.Domain)) })
-	if !w.Full {
+func Problems(who *access.Who, all descriptors.Problems) (first []*adminv1.RulesProblem, total uint32) {
+	all = slices.DeleteFunc(slices.Clone(all), func(p descriptors.Problem) bool { return who.Limited() && (p.Domain == "" || !who.Sees(p.Domain)) })
+	if !who.Full {
 		all = all.Bared() // which takes the domains out too
 	}
 	for _, warning := range []bool{false, true} {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
+	"github.com/ratelimitd/ratelimitd/internal/rules/rulemessage"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -92,7 +93,7 @@ func WriteRulesJSON(w io.Writer, s *descriptors.Set) error {
 
 // appendJSON appends a rule to b. Compact takes out the white space that protojson adds at random.
 func appendJSON(b *bytes.Buffer, r *descriptors.Rule) error {
-	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(RuleMessage(r))
+	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(rulemessage.Of(r))
 	if err == nil {
 		err = json.Compact(b, text)
 	}
@@ -163,7 +164,7 @@ func page(s *descriptors.Set, most int, after *pageToken, wanted func(*descripto
 			answer.NextPageToken = tokenOf(rules[len(rules)-1]).String()
 			continue
 		}
-		m := RuleMessage(r)
+		m := rulemessage.Of(r)
 		size += proto.Size(m) + 2*len(r.Path) // with its state
 		answer.Rules = append(answer.Rules, m)
 		rules = append(rules, r)

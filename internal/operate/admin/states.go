@@ -3,6 +3,7 @@ package admin
 import (
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/decide/override"
+	"github.com/ratelimitd/ratelimitd/internal/rules/rulemessage"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -10,7 +11,7 @@ import (
 // stateMessage converts where r is, and what it has done.
 func (s *Service) stateMessage(r *descriptors.Rule, t limiter.Tally, above []*override.Control) *adminv1.RuleState {
 	m := &adminv1.RuleState{
-		Domain: valid(r.DomainName()), Allowed: t.Allowed, Rejected: t.Rejected, OnFailure: onFailureOf(s.limiter.Fallback(r)),
+		Domain: valid(r.DomainName()), Allowed: t.Allowed, Rejected: t.Rejected, OnFailure: rulemessage.OnFailure(s.limiter.Fallback(r)),
 	}
 	for _, l := range r.Levels() {
 		level := &adminv1.EntryFilter{Key: valid(string(l.Key))}

@@ -3,30 +3,16 @@ package admin
 import (
 	"context"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
+	"github.com/ratelimitd/ratelimitd/internal/rules/rulemessage"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// process returns what is asked by the methods about the process, or the error of those without one.
-func (s *Service) process() (Process, error) { //nolint:ireturn // it is the consumer's own
-	if s.config.Process == nil {
-		return nil, status.Error(codes.Unimplemented, "status unavailable")
-	}
-	return s.config.Process, nil
-}
-
 // Status says how this server is.
 func (s methods) Status(ctx context.Context, _ *adminv1.StatusRequest) (*adminv1.StatusResponse, error) {
-	p, err := s.process()
-	if err != nil {
-		return nil, err
-	}
-	who := whoOf(ctx)
+	p, who := s.config.Process, whoOf(ctx)
 	a := p.Status(who)
-	a.OnFailure = onFailureOf(s.limiter.Fallback(nil))
+	a.OnFailure = rulemessage.OnFailure(s.limiter.Fallback(nil))
 	for _, c := range s.controls.Known() {
 		if who.Sees(c.Domain) {
 			a.Controls++
@@ -34,20 +20,15 @@ func (s methods) Status(ctx context.Context, _ *adminv1.StatusRequest) (*adminv1
 	}
 	a.Reach, a.Replicas = s.replicas(ctx)
 	a.DividedLimits = p.Divided(who, func(domain string, _ []descriptors.Entry) bool { return who.Sees(domain) })
-	if s.config.Observer != nil {
-		a.Watchers = uint32(s.config.Observer.Watchers())
-	}
-	who.status(a)
+	a.Watchers = uint32(s.config.Observer.Watchers())
+	narrowed(who, a)
 	validate(a.ProtoReflect())
 	return a, nil
 }
 
 // ReloadRules takes the rules again from where they come from.
 func (s methods) ReloadRules(ctx context.Context, q *adminv1.ReloadRulesRequest) (*adminv1.ReloadRulesResponse, error) {
-	p, err := s.process()
-	if err != nil {
-		return nil, err
-	}
+	p := s.config.Process
 	act, who := actOf(ctx), whoOf(ctx)
 	act.Before = "rules " + p.Status(who).GetRules().GetVersion()
 	a, err := p.ReloadRules(ctx, who, q.GetDryRun())
@@ -63,11 +44,7 @@ func (s methods) ReloadRules(ctx context.Context, q *adminv1.ReloadRulesRequest)
 
 // Drain has the server report that it is not healthy, or ends that.
 func (s methods) Drain(ctx context.Context, q *adminv1.DrainRequest) (*adminv1.DrainResponse, error) {
-	p, err := s.process()
-	if err != nil {
-		return nil, err
-	}
-	a, err := p.Drain(q.GetUndo(), q.GetDryRun())
+	a, err := s.config.Process.Drain(q.GetUndo(), q.GetDryRun())
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/decide/plans"
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -234,8 +235,8 @@ func (s methods) ImportTenants(ctx context.Context, q *adminv1.ImportTenantsRequ
 	return a, nil
 }
 
-func tenantMessage(name string, from plans.Source, e *plans.Entry, who *Who) *adminv1.Tenant {
-	shown := who.entry("", name)
+func tenantMessage(name string, from plans.Source, e *plans.Entry, who *access.Who) *adminv1.Tenant {
+	shown := entryMessage(who, "", name)
 	m := &adminv1.Tenant{Tenant: shown.GetValue(), RawTenant: shown.GetRawValue(), Plan: valid(e.Plan), Source: adminv1.TenantSource(from)} // both are numbered alike
 	if e.Numbered {
 		m.SetNumber(e.Requests)

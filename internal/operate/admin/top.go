@@ -3,9 +3,6 @@ package admin
 import (
 	"cmp"
 	"context"
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/hex"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -14,6 +11,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/decide/override"
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -29,9 +27,6 @@ const (
 
 // Top returns the busiest or the most rejected descriptors.
 func (s methods) Top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopResponse, error) {
-	if s.config.Observer == nil {
-		return nil, status.Error(codes.Unimplemented, "this server does not count descriptors")
-	}
 	ranking, window := q.GetRanking(), q.GetWindow()
 	_, ranked := adminv1.Ranking_name[int32(ranking)]
 	_, timed := adminv1.Window_name[int32(window)]
@@ -165,7 +160,7 @@ func (s *Service) addReserved(ctx context.Context, rows []observe.Row, entries [
 	}
 }
 
-func topMessage(a observe.Answer, who *Who) *adminv1.TopResponse {
+func topMessage(a observe.Answer, who *access.Who) *adminv1.TopResponse {
 	m := &adminv1.TopResponse{
 		From:            timestamppb.New(a.From),
 		To:              timestamppb.New(a.To),
@@ -186,29 +181,26 @@ func topMessage(a observe.Answer, who *Who) *adminv1.TopResponse {
 			Rejected:      uint64(r.Counts[observe.Rejected].Hits),
 			RejectedError: uint64(r.Counts[observe.Rejected].Error),
 		}
-		e.Entries = who.Entries(r.Entries)
+		e.Entries = Entries(who, r.Entries)
 		m.Entries = append(m.Entries, e)
 	}
 	return m
 }
 
-// Entries returns entries as w may see them. Values of end users are hidden from those who are Masked: each is replaced by a text that is
-// the same for the same value as long as this process lives, and from which no other process can find the value by trying.
-func (w *Who) Entries(all []descriptors.Entry) (shown []*adminv1.Entry) {
+// Entries returns entries as who may see them: values of end users are hidden from those who are Masked.
+func Entries(who *access.Who, all []descriptors.Entry) (shown []*adminv1.Entry) {
 	for _, e := range all {
-		shown = append(shown, w.entry(string(e.Key), string(e.Value)))
+		shown = append(shown, entryMessage(who, string(e.Key), string(e.Value)))
 	}
 	return shown
 }
 
-// entry is Entries for one.
-func (w *Who) entry(key, value string) *adminv1.Entry {
+// entryMessage is Entries for one.
+func entryMessage(who *access.Who, key, value string) *adminv1.Entry {
 	e := &adminv1.Entry{Key: valid(key)}
 	switch {
-	case w.Masked:
-		h := hmac.New(sha256.New, w.mask[:])
-		_, _ = h.Write([]byte(value)) // a hash takes everything
-		e.Value = "#" + hex.EncodeToString(h.Sum(nil)[:6])
+	case who.Masked:
+		e.Value = who.Hide(value)
 	case valid(value) != value:
 		e.Value, e.RawValue = valid(value), []byte(value)
 	default:

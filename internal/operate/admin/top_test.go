@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -304,7 +305,7 @@ func TestWatchersAreBounded(t *testing.T) {
 
 // Who may not see values sees the keys, the rules, and which values are the same.
 func TestMaskedValues(t *testing.T) {
-	s := startOn(t, topRules, testkit.Listen(t), admin.Config{Access: admin.Access{ReadTokenFile: tokenFile(t, "looks")}})
+	s := startOn(t, topRules, testkit.Listen(t), admin.Config{Access: access.Policy{ReadTokenFile: tokenFile(t, "looks")}})
 	ctx := bearer(t.Context(), "Bearer looks")
 	stream := watchingAs(t, ctx, s, &adminv1.WatchRequest{})
 	s.hit(t, "shop", 2, "user", "ann")

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 )
 
 // Bounds of calls, so that neither decisions nor other callers are slowed down if a caller makes many.
@@ -37,8 +38,8 @@ func newTurns() *turns {
 }
 
 // take waits until a call of who may be answered. Unless there is an error, end has to be called after that.
-func (t *turns) take(ctx context.Context, who *Who) (end func(), err error) {
-	counted, ok := t.callers.Begin(caller{who.Name, who.narrow()})
+func (t *turns) take(ctx context.Context, who *access.Who) (end func(), err error) {
+	counted, ok := t.callers.Begin(caller{who.Name, who.Narrow()})
 	if !ok {
 		return nil, status.Errorf(codes.ResourceExhausted, "%d of your calls are in progress: make fewer at a time", mostOfCaller)
 	}
@@ -49,7 +50,7 @@ func (t *turns) take(ctx context.Context, who *Who) (end func(), err error) {
 		}
 	}
 	wanted := []*throttle.Turns{t.narrow, t.all}
-	if !who.narrow() {
+	if !who.Narrow() {
 		wanted = wanted[1:]
 	}
 	for _, w := range wanted {

@@ -8,13 +8,15 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 )
 
 // Callers on this machine who may only look keep none out who has the same name and may change something.
 func TestTurnsOfOneName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		turns, looks, changes := newTurns(), &Who{Name: local}, &Who{Name: local, Full: true}
+		turns, looks, changes := newTurns(), &access.Who{Name: "this machine"}, &access.Who{Name: "this machine", Full: true}
 		var all sync.WaitGroup
 		for range mostOfCaller {
 			all.Go(func() {

@@ -14,7 +14,9 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
+	"github.com/ratelimitd/ratelimitd/internal/rules/rulemessage"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -35,10 +37,10 @@ func (s methods) Watch(q *adminv1.WatchRequest, stream adminv1.AdminService_Watc
 	return err
 }
 
-// Watcher returns what calls Watch within this process, for those whom access lets in, as [Service.Client] does the other methods. It
+// Watcher returns what calls Watch within this process, for those whom policy lets in, as [Service.Client] does the other methods. It
 // calls send with each answer until that fails.
-func (s *Service) Watcher(access Access) func(ctx context.Context, q *adminv1.WatchRequest, send func(*adminv1.WatchResponse) error) error {
-	v := s.behind(access)
+func (s *Service) Watcher(policy access.Policy) func(ctx context.Context, q *adminv1.WatchRequest, send func(*adminv1.WatchResponse) error) error {
+	v := s.behind(policy)
 	return func(ctx context.Context, q *adminv1.WatchRequest, send func(*adminv1.WatchResponse) error) error {
 		return v.Watch(q, &sending{ctx: incoming(ctx), send: send}) //nolint:contextcheck // the stream has it
 	}
@@ -62,9 +64,6 @@ func (*sending) SendHeader(metadata.MD) error { return nil }
 func (s *sending) Send(m *adminv1.WatchResponse) error { return s.send(m) }
 
 func (s *Service) watch(ctx context.Context, q *adminv1.WatchRequest, stream adminv1.AdminService_WatchServer) error {
-	if s.config.Observer == nil {
-		return status.Error(codes.Unimplemented, "this server does not show decisions")
-	}
 	if err := s.subject(ctx, q); err != nil {
 		return err
 	}
@@ -73,7 +72,7 @@ func (s *Service) watch(ctx context.Context, q *adminv1.WatchRequest, stream adm
 		return err
 	}
 	who := whoOf(ctx)
-	options.Domains, options.Narrow = who.Domains, who.narrow()
+	options.Domains, options.Narrow = who.Domains, who.Narrow()
 	if who.Limited() {
 		options.Token = who.Name
 	}
@@ -118,7 +117,7 @@ func (s *Service) show(ctx context.Context, w *observe.Watcher, stream adminv1.A
 
 // mayStill returns an error if the token of a watcher is no longer good for that.
 func (s *Service) mayStill(ctx context.Context) error {
-	now, err := s.access.allow(ctx, false)
+	now, err := s.allow(ctx, false)
 	before := whoOf(ctx)
 	switch code := status.Code(err); {
 	case code == codes.Unauthenticated, code == codes.PermissionDenied:
@@ -152,7 +151,7 @@ func watchOptions(q *adminv1.WatchRequest) (observe.Options, error) {
 	return o, nil
 }
 
-func decisionMessage(l *observe.Line, who *Who) *adminv1.Decision {
+func decisionMessage(l *observe.Line, who *access.Who) *adminv1.Decision {
 	m := &adminv1.Decision{
 		Time:           timestamppb.New(l.Time),
 		Caller:         l.Caller,
@@ -172,11 +171,11 @@ func decisionMessage(l *observe.Line, who *Who) *adminv1.Decision {
 		Took:           Duration(l.Took),
 	}
 	if l.By == limiter.ByFallback {
-		m.Policy = onFailureOf(l.Policy)
+		m.Policy = rulemessage.OnFailure(l.Policy)
 	}
 	if l.Err != nil {
 		m.Error = valid(l.Err.Error())
 	}
-	m.Entries = who.Entries(l.Entries)
+	m.Entries = Entries(who, l.Entries)
 	return m
 }

@@ -198,8 +198,8 @@ func (l *Log) load(ctx context.Context, n int) (all []Act, err error) {
 			}
 			if err := json.Unmarshal(text, &a); err == nil {
 				all = append(all, a)
-			} else if omitted, ok := l.unread.Allow(""); ok {
-				l.log.Warn("an audit entry cannot be read and is skipped", "error", err, "omitted", omitted)
+			} else {
+				l.unread.Through(l.log, "").Warn("an audit entry cannot be read and is skipped", "error", err)
 			}
 		}
 		if len(page) < pageSize {

@@ -20,6 +20,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -194,7 +195,7 @@ func (u *console) guarded(p page) http.HandlerFunc {
 				v.Page = "error"
 			}
 		}
-		u.render(w, httpStatus(code), v, made)
+		u.render(w, runtime.HTTPStatusFromCode(code), v, made)
 	}
 }
 
@@ -214,28 +215,6 @@ func (u *console) render(w http.ResponseWriter, code int, v view, made func()) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(code)
 	_, _ = w.Write(b.Bytes()) // an error means that the client is gone
-}
-
-// httpStatus returns the HTTP status of a page that shows an error.
-func httpStatus(code codes.Code) int {
-	switch code { //nolint:exhaustive // others are errors of the server
-	case codes.OK:
-		return http.StatusOK
-	case codes.InvalidArgument, codes.FailedPrecondition, codes.OutOfRange:
-		return http.StatusBadRequest
-	case codes.NotFound:
-		return http.StatusNotFound
-	case codes.PermissionDenied:
-		return http.StatusForbidden
-	case codes.Aborted:
-		return http.StatusConflict
-	case codes.ResourceExhausted:
-		return http.StatusTooManyRequests
-	case codes.Unavailable, codes.DeadlineExceeded:
-		return http.StatusServiceUnavailable
-	default:
-		return http.StatusInternalServerError
-	}
 }
 
 func errorTitle(code codes.Code) string {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -88,7 +89,7 @@ func (u *console) askToken(w http.ResponseWriter, r *http.Request, err error) {
 	v := view{Page: "login", Title: "Log in", Body: loginPage{status.Code(err) == codes.PermissionDenied, local(r.FormValue("next"))}}
 	code := http.StatusOK
 	if s := status.Convert(err); s.Code() != codes.OK {
-		v.Error, code = s.Message(), httpStatus(s.Code())
+		v.Error, code = s.Message(), runtime.HTTPStatusFromCode(s.Code())
 	}
 	if status.Code(err) == codes.Unauthenticated {
 		code = http.StatusUnauthorized

@@ -3,9 +3,10 @@ package console
 import (
 	"fmt"
 	"strings"
-	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/rules/rulemessage"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -86,18 +87,21 @@ func windowText(l *adminv1.Limit) string {
 
 // ruleYAML formats a rule as in a file, without default values.
 func ruleYAML(r *adminv1.Rule) string {
-	var b strings.Builder
-	switch {
-	case r.GetIsUnlimited():
+	if r.GetIsUnlimited() {
 		return "rate_limit:\n  unlimited: true\n"
-	case len(r.GetLimits()) == 1:
-		b.WriteString("rate_limit:\n")
-		for _, line := range limitYAML(r.GetLimits()[0]) {
-			b.WriteString("  " + line + "\n")
-		}
-	default:
+	}
+	limits, err := rulemessage.Limits(r.GetLimits())
+	if err != nil {
+		return "# " + err.Error() + "\n"
+	}
+	var b strings.Builder
+	if limits.Len() > 1 {
 		b.WriteString("rate_limits:\n")
-		for _, l := range r.GetLimits() {
+	}
+	for _, l := range limits.All() {
+		if limits.Len() == 1 {
+			b.WriteString("rate_limit:\n  " + strings.Join(limitYAML(l), "\n  ") + "\n")
+		} else {
 			b.WriteString("  - {" + strings.Join(limitYAML(l), ", ") + "}\n")
 		}
 	}
@@ -114,51 +118,22 @@ func ruleYAML(r *adminv1.Rule) string {
 	return b.String()
 }
 
-// limitYAML returns the keys and values of a limit.
-func limitYAML(l *adminv1.Limit) (all []string) {
-	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
-	add("unit: %s", lower(l.GetUnit().String(), "UNIT_"))
-	add("requests_per_unit: %d", l.Number())
-	if l.GetUnitMultiplier() > 1 {
-		add("unit_multiplier: %d", l.GetUnitMultiplier())
+// limitYAML returns the keys of a limit, with their values.
+func limitYAML(l *descriptors.RateLimit) []string {
+	all := []string{"unit: " + strings.ToLower(l.Unit.String()), fmt.Sprintf("requests_per_unit: %d", l.Number())}
+	if l.Multiplier > 1 {
+		all = append(all, fmt.Sprintf("unit_multiplier: %d", l.Multiplier))
 	}
-	fixed := l.GetAlgorithm() == adminv1.Algorithm_ALGORITHM_FIXED_WINDOW
-	if !fixed {
-		add("algorithm: %s", strings.ToLower(strings.TrimPrefix(l.GetAlgorithm().String(), "ALGORITHM_")))
+	if a := l.Limit.Algorithm; a != engine.FixedWindow {
+		all = append(all, "algorithm: "+a.String())
 	}
-	if n := l.GetBurst(); n > 0 && n != l.Number() {
-		add("burst: %d", n)
+	for p := range engine.Parameters() {
+		if p.TakenBy(l.Limit.Algorithm) && p.Get(&l.Limit) != p.Usual(&l.Limit) {
+			all = append(all, p.String()+": "+p.Text(&l.Limit))
+		}
 	}
-	if l.GetDebt() > 0 {
-		add("debt: %d", l.GetDebt())
-	}
-	if l.Initial != nil && l.GetInitial() != l.GetBurst() {
-		add("initial: %d", l.GetInitial())
-	}
-	if d := l.GetFillInterval().AsDuration(); d > 0 {
-		add("fill_interval: %s", d)
-	}
-	if l.GetAlign() == adminv1.Align_ALIGN_FIRST {
-		add("align: first")
-	}
-	if n := l.GetPrecision(); n > 0 && n != 10 {
-		add("precision: %d", n)
-	}
-	if l.GetLateCharge() {
-		add("late_charge: true")
-	} else if l.GetCountRefused() != fixed {
-		add("count_refused: %t", l.GetCountRefused())
-	}
-	if from := l.GetCalendarBegin(); from != nil {
-		add("calendar: %s", beginText(from))
-	} else if l.GetCalendar() {
-		add("calendar: true")
-	}
-	if z := l.GetTimezone(); z != "" && z != time.UTC.String() {
-		add("timezone: %s", z)
-	}
-	if l.GetName() != "" {
-		add("name: %q", l.GetName())
+	if l.Name != "" {
+		all = append(all, fmt.Sprintf("name: %q", l.Name))
 	}
 	return all
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/rules/rulemessage"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -121,11 +122,11 @@ type plot struct {
 // times of the hits, as for a sliding log, refills assumes that all were consumed last, so the counter may refill
 // earlier.
 func refills(l *adminv1.Limit, c *adminv1.Counter, now time.Time) *plot {
-	rule, err := compile("rate_limit:\n  " + strings.Join(limitYAML(l), "\n  "))
-	if err != nil || rule.Unlimited {
+	limits, err := rulemessage.Limits([]*adminv1.Limit{l})
+	if err != nil {
 		return nil
 	}
-	v := newCounter(rule.RateLimits.Limits(), nil)
+	v := newCounter(limits.Limits(), nil)
 	most, window := v.limits[0].Capacity(), l.GetWindow().AsDuration()
 	start := engine.Micros(now.UnixMicro())
 	if spent := most - min(c.GetLeft(), most); spent > 0 {

@@ -16,7 +16,6 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
-	"github.com/ratelimitd/ratelimitd/pkg/engine"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -46,7 +45,7 @@ func words(command string) template.FuncMap {
 		"health":  func(h adminv1.Health) string { return lower(h.String(), "HEALTH_") },
 		"breaker": func(h adminv1.Breaker) string { return lower(h.String(), "BREAKER_") },
 		"onfail":  onFailureText,
-		"many":    many,
+		"many":    func(n uint32, thing string) string { return descriptors.CountText(int(n), thing) },
 		"to":      overrideText,
 		"reserves": func(t *adminv1.TopResponse) bool {
 			return slices.ContainsFunc(t.GetEntries(), func(e *adminv1.TopEntry) bool { return e.Reserved != nil })
@@ -247,20 +246,7 @@ func parseEntries(lines []string) (all []*adminv1.Entry) {
 	return all
 }
 
-// many returns a number with its noun in the right form.
-func many(n uint32, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	return strconv.Itoa(int(n)) + " " + thing + "s"
-}
-
-// beginText describes when calendar windows begin, in the syntax of rules.
-func beginText(b *adminv1.CalendarBegin) string {
-	return engine.Begin{Month: b.GetMonth(), Day: b.GetDay(), Weekday: b.GetWeekday(), Hour: b.GetHour()}.String()
-}
-
-// onFailureText describes the fallback.
+// onFailureText says what is answered while the store fails.
 func onFailureText(f adminv1.OnFailure) string {
 	if f == adminv1.OnFailure_ON_FAILURE_UNSPECIFIED {
 		return "default (DEFAULT_ON_FAILURE)"
@@ -285,5 +271,5 @@ func reach(r *adminv1.Reach) string {
 	case r.GetReplicas() == 0:
 		return "Applies to all replicas that share the backend; their number is unknown."
 	}
-	return "Applies to " + many(uint32(r.GetReplicas()), "replica") + "."
+	return "Applies to " + descriptors.CountText(int(r.GetReplicas()), "replica") + "."
 }

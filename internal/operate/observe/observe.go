@@ -1,5 +1,6 @@
-// Package observe shows decisions to operators: the busiest and the most rejected descriptors of the last minute and the last hour
-// ([Observer.Top]), and a live stream of decisions ([Observer.Watch]).
+// Package observe shows decisions to operators: the busiest and the most rejected descriptors of the last minute and of the last hour
+// ([Observer.Top]), and decisions while they are made ([Observer.Watch]). Tasks log which rules reject ([LogRejections]), which calls show a
+// probable mistake ([LogMistakes]), and overload ([LogShedding]).
 //
 // Decisions never wait for operators. A decision that is neither sampled nor watched costs a subtraction and an atomic load.
 //

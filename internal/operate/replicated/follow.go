@@ -239,9 +239,7 @@ func (r *Register) take(e *Entry) {
 
 // cannotRead logs an unreadable value of the store.
 func (r *Register) cannotRead(err error) {
-	if omitted, ok := r.unread.Allow(""); ok {
-		r.config.Log.Warn("an entry in the backend cannot be read and is skipped", "what", r.config.What, "error", err, "omitted", omitted)
-	}
+	r.unread.Through(r.config.Log, "").Warn("an entry in the backend cannot be read and is skipped", "what", r.config.What, "error", err)
 }
 
 func (r *Register) settle() {

@@ -73,10 +73,9 @@ func (a *Arrival) Received(size int, err error) {
 	if status.Code(err) != codes.ResourceExhausted && !errors.Is(err, errOtherSize) && !errors.Is(err, errOtherValues) {
 		return
 	}
-	if omitted, ok := a.server.large.Allow(a.method); ok {
-		a.server.config.Log.Warn("a message is too large, so its call failed, and a proxy may let the request pass: make the proxy send less",
-			"method", path.Base(a.method), "client", a.Conn.RemoteAddr().String(), "reason", err.Error(), "omitted", omitted)
-	}
+	a.server.large.Through(a.server.config.Log, a.method).
+		Warn("a message is too large, so its call failed, and a proxy may let the request pass: make the proxy send less",
+			"method", path.Base(a.method), "client", a.Conn.RemoteAddr().String(), "reason", err.Error())
 }
 
 // tap is called for each call when its headers have been read, by the goroutine that reads the connection.

@@ -245,7 +245,7 @@ func TestMessages(t *testing.T) {
 			t.Errorf("%s: status %q, %v, want %s", tt.name, code, err, tt.want)
 		}
 	}
-	said := `msg="a message is too large, so its call failed, and a proxy may let the request pass: make the proxy send less" method=ServerReflectionInfo client=127.0.0.1:`
+	said := `msg="a message is too large, so its call failed, and a proxy may let the request pass: make the proxy send less" omitted=0 method=ServerReflectionInfo client=127.0.0.1:`
 	if n := strings.Count(c.log.String(), "\n"); n != 1 || !strings.Contains(c.log.String(), said) {
 		t.Errorf("%d lines, want one with %s:\n%s", n, said, c.log)
 	}

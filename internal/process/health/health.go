@@ -1,5 +1,5 @@
-// Package health tracks the components of a process, and derives the health of the process. A [Tracker] has a [Component] for
-// each of them, whose state is set through a [Part]. [Breaker] is the state of the circuit breaker of a node of the backend.
+// Package health tracks which parts of a process work, and decides whether the whole is healthy. A [Tracker] has one [Component]
+// for each part, which reports its state through a [Part].
 //
 // This package is part of the process.
 package health

@@ -8,7 +8,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 func TestTracker(t *testing.T) {
@@ -49,15 +48,4 @@ func TestTracker(t *testing.T) {
 			t.Errorf("changes (-want +got):\n%s", d)
 		}
 	})
-}
-
-// TestBreaker: the states have the names that backends report.
-func TestBreaker(t *testing.T) {
-	for name, want := range map[string]health.Breaker{
-		remote.Closed: health.Closed, remote.HalfOpen: health.HalfOpen, remote.Open: health.Open, remote.Gone: health.Gone,
-	} {
-		if got := health.ParseBreaker(name); got != want || got.String() != name {
-			t.Errorf("%s is %v, want %v", name, got, want)
-		}
-	}
 }

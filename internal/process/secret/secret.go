@@ -1,5 +1,7 @@
-// Package secret derives keys from a file that all replicas have. The keys hide users from readers of the backend: one key hashes
-// the names of counters, others create reservation IDs, and a seal encrypts texts that are stored beside counters.
+// Package secret derives keys from one file, which all replicas have. They keep anyone who can read the backend from learning which
+// users its counters are about: one key makes the names of counters, some make the IDs of reservations, and a seal encrypts the
+// texts that are kept beside counters. [Texts] applies the seal to the audit and to registers. [Reservations] holds the key of IDs, also
+// where there is no such file.
 //
 // This package is part of the process.
 package secret
@@ -20,6 +22,7 @@ import (
 	"unicode"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/smallfile"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 // Size limits of a secret in bytes.
@@ -30,16 +33,15 @@ const (
 
 // Keys are the keys derived from a file. They are safe for concurrent use.
 type Keys struct {
-	// Counters is the key for the names of counters.
-	Counters []byte
-	// Reservations are the keys for reservation IDs: the current one and, if there is a previous secret, the previous one.
+	// Reservations are the keys of ids of reservations: that in use, and that of the previous secret, if there is one.
 	Reservations [][]byte
 	// Mark identifies the secret. It is the same in all processes with the secret, and reveals nothing else about it.
 	Mark string
 	// Clear means that texts from before the secret are plaintext and can still be read.
 	Clear bool
 
-	seals []*seal // of the current and of the previous secret, if any
+	counters []byte  // key of the names of counters
+	seals    []*seal // that of the current secret, and of the previous one, if there is one
 }
 
 // seal is the keys of one secret for texts.
@@ -117,7 +119,7 @@ func New(current, previous string) (*Keys, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Keys{Counters: counters, Mark: now.mark, Clear: previous == clearText, seals: []*seal{now}}
+	k := &Keys{counters: counters, Mark: now.mark, Clear: previous == clearText, seals: []*seal{now}}
 	if k.Clear {
 		previous = ""
 	}
@@ -141,7 +143,15 @@ func New(current, previous string) (*Keys, error) {
 	return k, nil
 }
 
-// derive derives the key for one purpose from a secret.
+// CounterNames returns what makes the names of counters; nil, for plain hashes, if k is nil.
+func (k *Keys) CounterNames() *descriptors.Secret {
+	if k == nil {
+		return nil
+	}
+	return descriptors.NewSecret(k.counters)
+}
+
+// derive returns the key of a secret for one purpose.
 func derive(secret, purpose string) ([]byte, error) {
 	return hkdf.Key(sha256.New, []byte(secret), nil, "ratelimitd "+purpose, 32)
 }

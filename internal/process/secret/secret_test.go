@@ -39,7 +39,7 @@ func TestRead(t *testing.T) {
 		testkit.WriteFile(t, file, text)
 		keys, err := Read(file)
 		if want == "" {
-			if err != nil || len(keys.Counters) != 32 || len(keys.Mark) != 8 {
+			if err != nil || len(keys.counters) != 32 || len(keys.Mark) != 8 {
 				t.Errorf("%q: %+v, %v", text, keys, err)
 			}
 			continue
@@ -97,7 +97,7 @@ func TestSeal(t *testing.T) {
 			t.Errorf("cut at %d: %q", i, got)
 		}
 	}
-	if first.Mark == second.Mark || second.Mark != both.Mark || bytes.Equal(first.Counters, second.Counters) || !bytes.Equal(second.Counters, both.Counters) {
+	if first.Mark == second.Mark || second.Mark != both.Mark || bytes.Equal(first.counters, second.counters) || !bytes.Equal(second.counters, both.counters) {
 		t.Error("the keys do not follow the current secret")
 	}
 	of := func(k *Keys, what string) string { return strings.Join(k.Names(what), " ") }

@@ -13,8 +13,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rls"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/operate/console"
+	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
 	"github.com/ratelimitd/ratelimitd/internal/process/adminsocket"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/process/web"
@@ -22,16 +24,16 @@ import (
 
 // serveAdmin registers the admin API on the gRPC server, and makes its pages, if it is on. All ports are open.
 func (v *Server) serveAdmin(ctx context.Context) error {
-	v.guard = admin.NewGuard(func() {})
+	v.guard = access.NewGuard(func() {})
 	if !v.settings.Admin.On {
 		return nil
 	}
 	denied := v.registry.Counter(stats.AdminDeniedTotal)
-	v.guard = admin.NewGuard(func() { denied.Add(1) })
-	access := v.access(v.listeners.grpc.Addr(), "GRPC_HOST")
-	access.Socket = v.adminSocket() // which the gRPC server serves too
+	v.guard = access.NewGuard(func() { denied.Add(1) })
+	policy := v.access(v.listeners.grpc.Addr(), "GRPC_HOST")
+	policy.Socket = v.adminSocket() // which the gRPC server serves too
 	a := admin.New(v.limiter, admin.Config{
-		Access:   access,
+		Access:   policy,
 		Controls: v.controls,
 		Acts:     v.audit,
 		Tenants:  v.tenants,
@@ -49,9 +51,9 @@ func (v *Server) serveAdmin(ctx context.Context) error {
 		Process:  v,
 	})
 	a.Register(v.grpc)
-	access = v.access(v.listeners.debug.Addr(), "DEBUG_HOST")
+	policy = v.access(v.listeners.debug.Addr(), "DEBUG_HOST")
 	var err error
-	if v.overHTTP, err = a.Handler(ctx, access); err != nil {
+	if v.overHTTP, err = a.Handler(ctx, policy); err != nil {
 		return fmt.Errorf("serving the admin API over HTTP: %w", err)
 	}
 	v.history = new(console.History)
@@ -60,7 +62,7 @@ func (v *Server) serveAdmin(ctx context.Context) error {
 		command = "kubectl exec " + plain.Word(pod) + " -- /bin/ratelimitd"
 	}
 	v.console, err = console.New(console.Config{
-		API: a.Client(access), Watch: a.Watcher(access), Sessions: &access, History: v.history, Version: v.config.Release, Command: command,
+		API: a.Client(policy), Watch: a.Watcher(policy), Sessions: &policy, History: v.history, Version: v.config.Release, Command: command,
 	})
 	return err
 }
@@ -68,7 +70,7 @@ func (v *Server) serveAdmin(ctx context.Context) error {
 // remember adds to the history of the console what happened in each second.
 func (v *Server) remember() task.Func {
 	before := v.totals()
-	return every("history", time.Second, func(context.Context) {
+	return task.Every("history", time.Second, func(context.Context) {
 		now := v.totals()
 		v.history.Add(now.since(&before))
 		before = now
@@ -86,7 +88,7 @@ type totals struct {
 
 func (v *Server) totals() totals {
 	n, by := v.shed(), v.limiter.Decisions()
-	t := totals{Totals: v.registry.Totals(rls.Method), at: time.Now(), shed: n.process + n.store + n.calls, rejected: by[limiter.ClassOverLimit]}
+	t := totals{Totals: v.registry.Totals(rls.Method), at: time.Now(), shed: n.Process + n.Store + n.Calls, rejected: by[limiter.ClassOverLimit]}
 	t.allowed = by[limiter.ClassOK] + by[limiter.ClassShadow] + by[limiter.ClassLateCharge]
 	t.other = by[limiter.ClassFallback] + by[limiter.ClassControl]
 	for _, kind := range []string{"redis_error", "service_error"} {
@@ -110,10 +112,15 @@ func (t *totals) since(before *totals) console.Sample {
 	}
 }
 
+// shed returns how many requests have been shed so far.
+func (v *Server) shed() observe.Shed {
+	return observe.Shed{Shed: v.limiter.Shed(), Calls: v.unread.Load()}
+}
+
 // access returns who may call the admin API, and take profiles, on a listener whose address comes from the named variable.
-func (v *Server) access(at net.Addr, host string) admin.Access {
+func (v *Server) access(at net.Addr, host string) access.Policy {
 	s := &v.settings.Admin
-	return admin.Access{
+	return access.Policy{
 		TokenFile:      s.TokenFile,
 		ReadTokenFile:  s.ReadTokenFile,
 		Names:          s.SANs,
@@ -154,7 +161,7 @@ func (v *Server) listenForAdmin(ctx context.Context) {
 // caller returns the address from which the request of ctx came, over gRPC or HTTP, in words.
 func caller(ctx context.Context) string {
 	if p, ok := peer.FromContext(ctx); ok {
-		return admin.AddressText(p.Addr)
+		return access.AddressText(p.Addr)
 	}
-	return admin.AddressText(web.Caller(ctx))
+	return access.AddressText(web.Caller(ctx))
 }

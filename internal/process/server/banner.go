@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -21,7 +22,7 @@ func (v *Server) announce(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	}
-	await(ctx, storeKnown, v.store.Tried())
+	task.Await(ctx, storeKnown, v.store.Tried())
 	if v.settings.Log.Format == "json" {
 		attrs := []any{
 			"version", v.version(), "backend", v.settings.Backend.Type, "grpc", v.listeners.grpc.Addr().String(),

@@ -3,6 +3,7 @@ package server
 import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch"
 	"github.com/ratelimitd/ratelimitd/internal/rules/rulediff"
@@ -19,7 +20,7 @@ func compare(old, set *descriptors.Set) configwatch.Changes { //nolint:ireturn /
 }
 
 // changeMessage returns what an update changed in the domains of who; nil if that is nothing, or there was no update.
-func changeMessage(o *configwatch.Outcome, who *admin.Who) *adminv1.RulesChange {
+func changeMessage(o *configwatch.Outcome, who *access.Who) *adminv1.RulesChange {
 	if o == nil {
 		return nil
 	}

@@ -50,7 +50,7 @@ func (v *Server) bound() {
 	})
 	v.registry.Gauge(stats.Connections, func() float64 { return float64(l.Open()) })
 	v.listeners.grpc = l
-	v.listeners.http = boundHTTP(v.listeners.http, n.http, share, v.httpBegan())
+	v.listeners.http = boundHTTP(v.listeners.http, n.http, share, v.httpBegan)
 	for at, most := range map[*net.Listener]int{&v.listeners.debug: n.debug, &v.listeners.prometheus: n.debug} {
 		if *at != nil {
 			*at = boundHTTP(*at, most, share, nil)

@@ -171,7 +171,7 @@ func (v *Server) notReady() []string {
 	if why := v.store.NotReady(); why != "" {
 		reasons = append(reasons, v.store.name+": "+why)
 	}
-	if why := v.reservations.notReady(); why != "" {
+	if why := v.reservations.NotReady(); why != "" {
 		reasons = append(reasons, v.reservations.String()+": "+why)
 	}
 	for _, c := range v.health.Components() {
@@ -223,22 +223,6 @@ func (v *Server) serveGRPC(ctx context.Context) error {
 	return nil
 }
 
-// every is a task that calls f at intervals, until it is to end.
-func every(name string, interval time.Duration, f func(context.Context)) task.Func {
-	return task.Func{Name: name, Do: func(ctx context.Context) error {
-		ticker := time.NewTicker(interval)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-ticker.C:
-				f(ctx)
-			}
-		}
-	}}
-}
-
 // afterRules is t, started once the rules have been loaded for the first time, or loading has failed or takes too long.
 func (v *Server) afterRules(t task.Task) task.Func {
 	return task.Func{Name: t.String(), Do: func(ctx context.Context) error {
@@ -255,18 +239,5 @@ func (v *Server) awaitRules(ctx context.Context) {
 	if v.listed != nil {
 		ready = append(ready, v.listed.First())
 	}
-	await(ctx, firstRules, ready...)
-}
-
-// await waits until all channels are closed, for so long at most.
-func await(ctx context.Context, most time.Duration, all ...<-chan struct{}) {
-	ctx, cancel := context.WithTimeout(ctx, most)
-	defer cancel()
-	for _, c := range all {
-		select {
-		case <-c:
-		case <-ctx.Done():
-			return
-		}
-	}
+	task.Await(ctx, firstRules, ready...)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/process/storehealth"
 	"github.com/ratelimitd/ratelimitd/internal/process/tracing"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached"
@@ -19,13 +20,6 @@ import (
 
 // inMemcached says why there are only fixed windows, and what to do about it.
 const inMemcached = " cannot be counted in memcached, which supports one fixed_window per descriptor; remove this, or set BACKEND_TYPE=redis"
-
-func memcachedSimple(*settings.Settings) string { return inMemcached }
-
-// memcachedNear leases nothing, because unspent hits could not be refunded.
-func memcachedNear(s *settings.Settings) (leases bool, timeout time.Duration) {
-	return false, s.Memcache.OpTimeout
-}
 
 func memcachedKey(s *settings.Settings, op *backend.Op, now engine.Micros) string {
 	c := memcached.Config{KeyPrefix: s.Backend.KeyPrefix, KeyFormat: memcachedKeyFormat(s)}
@@ -45,20 +39,28 @@ func openMemcached(s *settings.Settings, log *slog.Logger, r *stats.Registry, h 
 	if err != nil {
 		return nil, err
 	}
-	o := newMemcachedObserver(s, log, r, h)
-	c.Observer, c.Command = o.observer(), o.command
+	o := storehealth.Observe(storehealth.Config{
+		Name:   "memcached",
+		Policy: storehealth.Policy{Optional: !failsWithout(s)},
+		Failed: "memcached operations failed",
+		Events: map[remote.EventKind]storehealth.Line{
+			remote.EventConnectFailed: {Level: slog.LevelWarn, Text: "cannot connect to memcached"},
+			remote.EventConnected:     {Level: slog.LevelInfo, Text: "connected to memcached"},
+		},
+	}, log, r, h)
+	c.Observer, c.Command = o.Remote(), memcachedCommands(r)
 	b, err := memcached.New(c)
 	if err != nil {
 		return nil, fmt.Errorf("%w (MEMCACHE_HOST_PORT and the other MEMCACHE_ variables)", err)
 	}
-	r.Source(storeWaits(b.Waits))
-	near := newNearCache(s, r, tracedStore(t, o.counted(b), tracing.Store{Span: "Memcached Fetch Execution", Length: "keysToGet length"}))
+	near := newNearCache(s, r, t.Backend(o.Counted(b), tracing.Store{Span: "Memcached Fetch Execution", Length: "keysToGet length"}))
 	return &store{
 		Backend:        near,
-		link:           network{o.health, o.storeObserver, b.Waits},
+		Store:          o.Store,
+		waits:          b.Waits,
 		near:           near,
 		tasks:          []task.Task{task.Func{Name: "memcached", Do: b.Run}, near},
-		name:           o.name,
+		name:           "memcached",
 		what:           "memcached: counters are shared by all replicas that use it",
 		unshared:       "memcached does not share controls",
 		referenceNames: c.KeyFormat == memcached.ReferenceKeys,
@@ -85,49 +87,25 @@ func memcachedConfig(s *settings.Settings) (memcached.Config, error) {
 	return c, nil
 }
 
-// memcachedObserver counts and logs what memcached does, and reports it to health.
-type memcachedObserver struct {
-	*storeObserver
-	commands         map[memcached.Command]*count.Counter // by name and code
-	requested, found *count.Counter
-}
-
-func newMemcachedObserver(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *health.Tracker) *memcachedObserver {
-	o := &memcachedObserver{
-		storeObserver: newStoreObserver("memcached", log, r, healthOf("memcached", s, h, false), memcachedLines()),
-		commands:      make(map[memcached.Command]*count.Counter),
-		requested:     r.Counter(stats.MemcacheKeysRequested),
-		found:         r.Counter(stats.MemcacheKeysFound),
+// memcachedCommands returns what counts commands by name and code, under the reference's names. All are shown from the start.
+func memcachedCommands(r *stats.Registry) func(memcached.Command) {
+	requested, found := r.Counter(stats.MemcacheKeysRequested), r.Counter(stats.MemcacheKeysFound)
+	all := map[memcached.Command]*count.Counter{
+		{Name: memcached.CommandIncrement, Code: memcached.CodeMiss}: r.Counter(stats.MemcacheIncrement, string(memcached.CodeMiss)),
+		{Name: memcached.CommandAdd, Code: memcached.CodeNotStored}:  r.Counter(stats.MemcacheAdd, string(memcached.CodeNotStored)),
 	}
-	metrics := map[memcached.CommandName]stats.Metric{
+	for name, metric := range map[memcached.CommandName]stats.Metric{
 		memcached.CommandMultiGet: stats.MemcacheMultiget, memcached.CommandIncrement: stats.MemcacheIncrement, memcached.CommandAdd: stats.MemcacheAdd,
-	}
-	for _, c := range []memcached.Command{
-		{Name: memcached.CommandMultiGet, Code: memcached.CodeSuccess},
-		{Name: memcached.CommandMultiGet, Code: memcached.CodeError},
-		{Name: memcached.CommandIncrement, Code: memcached.CodeSuccess},
-		{Name: memcached.CommandIncrement, Code: memcached.CodeMiss},
-		{Name: memcached.CommandIncrement, Code: memcached.CodeError},
-		{Name: memcached.CommandAdd, Code: memcached.CodeSuccess},
-		{Name: memcached.CommandAdd, Code: memcached.CodeNotStored},
-		{Name: memcached.CommandAdd, Code: memcached.CodeError},
 	} {
-		o.commands[c] = r.Counter(metrics[c.Name], string(c.Code))
+		for _, code := range []memcached.Code{memcached.CodeSuccess, memcached.CodeError} {
+			all[memcached.Command{Name: name, Code: code}] = r.Counter(metric, string(code))
+		}
 	}
-	return o
-}
-
-func memcachedLines() storeLines {
-	return storeLines{"memcached operations failed", map[remote.EventKind]eventLine{
-		remote.EventConnectFailed: {slog.LevelWarn, "cannot connect to memcached"},
-		remote.EventConnected:     {slog.LevelInfo, "connected to memcached"},
-	}}
-}
-
-func (o *memcachedObserver) command(c memcached.Command) {
-	o.requested.Add(uint64(c.Keys))
-	o.found.Add(uint64(c.Found))
-	if n := o.commands[memcached.Command{Name: c.Name, Code: c.Code}]; n != nil {
-		n.Add(1)
+	return func(c memcached.Command) {
+		requested.Add(uint64(c.Keys))
+		found.Add(uint64(c.Found))
+		if n := all[memcached.Command{Name: c.Name, Code: c.Code}]; n != nil {
+			n.Add(1)
+		}
 	}
 }

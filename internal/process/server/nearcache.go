@@ -11,9 +11,9 @@ import (
 // envoyproxy/ratelimit's local cache, in which a rejection lasts until its window ends; the size does not matter here,
 // since NEAR_CACHE_KEYS is the bound, or its default where it is 0: that turns off what envoyproxy/ratelimit does not have.
 func nearCacheConfig(s *settings.Settings) nearcache.Config {
-	leases, timeout := backendTypes()[s.Backend.Type].near(s)
+	row := backendTypes(s)[s.Backend.Type]
 	c := nearcache.Config{
-		Keys: s.NearCache.Keys, Rejection: s.NearCache.Rejection, Budget: timeout, NoLeases: !s.NearCache.Leases || !leases,
+		Keys: s.NearCache.Keys, Rejection: s.NearCache.Rejection, Budget: row.timeout, NoLeases: !s.NearCache.Leases || !row.leases,
 	}
 	if c.Keys == 0 {
 		c.Keys, c.NoLeases = -1, true

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rlqs"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
 	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
@@ -17,6 +19,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/process/storehealth"
 	"github.com/ratelimitd/ratelimitd/internal/process/tracing"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
@@ -31,23 +34,16 @@ const assumedHint = "set REDIS_URL=host:port if Redis is elsewhere, BACKEND_TYPE
 const inReference = " cannot be counted under REDIS_KEY_FORMAT=reference, which supports one fixed_window per descriptor; " +
 	"unset that variable, or remove this until all servers run ratelimitd"
 
-func redisSimple(s *settings.Settings) string {
-	if s.Redis.KeyFormat == "" {
-		return ""
+// redisTimeout returns how long a call may take; 0 means for as long as the caller waits. Of two Redis the slower one's timeout counts.
+func redisTimeout(s *settings.Settings) time.Duration {
+	first, second := s.Redis.OpTimeout, s.RedisPerSecond.OpTimeout
+	switch {
+	case !s.RedisPerSecond.On:
+		return first
+	case first == 0 || second == 0:
+		return 0
 	}
-	return inReference
-}
-
-// redisNear leases nothing under the reference's names, whose servers would take leased hits for spent ones. Of two Redis
-// the slower one's timeout counts.
-func redisNear(s *settings.Settings) (leases bool, timeout time.Duration) {
-	timeout = s.Redis.OpTimeout
-	if second := s.RedisPerSecond.OpTimeout; s.RedisPerSecond.On && timeout > 0 {
-		if timeout = max(timeout, second); second == 0 {
-			timeout = 0
-		}
-	}
-	return s.Redis.KeyFormat == "", timeout
+	return max(first, second)
 }
 
 func redisKey(s *settings.Settings, op *backend.Op, now engine.Micros) string {
@@ -68,12 +64,12 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 	if err != nil {
 		return nil, err
 	}
-	o := newRedisObserver(s, log, r, h)
+	o := observeRedis(s, log, r, h)
 	prepaid := newPrepaid(log, h)
-	c.Observer, c.Evicted, c.Policy = o.observer(), o.evicted, prepaid.policy
+	c.Observer, c.Evicted, c.Policy = o.Remote(), evictions(log, r), prepaid.policy
+	breaker := c.Observer.Breaker
 	c.Observer.Breaker = func(node, state string) {
-		o.breaker(node, state)
-		if state == remote.Gone {
+		if breaker(node, state); state == remote.Gone {
 			prepaid.policy(node, "noeviction") // nothing is kept there
 		}
 	}
@@ -82,17 +78,17 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 		return nil, fmt.Errorf("%w (REDIS_URL and the other REDIS_ variables)", err)
 	}
 	r.Source(redisPools(b))
-	r.Source(storeWaits(b.Waits))
 	counted := func(b backend.Backend) backend.Backend {
-		return tracedStore(t, o.counted(b), tracing.Store{Span: "Redis Pipeline Execution", Length: "pipeline length"})
+		return t.Backend(o.Counted(b), tracing.Store{Span: "Redis Pipeline Execution", Length: "pipeline length"})
 	}
 	near := newNearCache(s, r, counted(b))
 	v := &store{
 		Backend: near,
-		link:    network{o.health, o.storeObserver, b.Waits},
+		Store:   o.Store,
+		waits:   b.Waits,
 		near:    near,
 		prepaid: prepaid,
-		name:    o.name,
+		name:    "redis",
 		tasks:   []task.Task{task.Func{Name: "redis", Do: b.Run}, near},
 		what:    "redis (" + strings.ToLower(s.Redis.Type) + "): counters are shared by all replicas that use it",
 
@@ -128,6 +124,40 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 	return v, nil
 }
 
+// observeRedis returns an observer of Redis. After the first connection health depends on connections only if
+// REDIS_HEALTH_CHECK_ACTIVE_CONNECTION says so.
+func observeRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *health.Tracker) *storehealth.Observer {
+	return storehealth.Observe(storehealth.Config{
+		Name:    "redis",
+		Policy:  storehealth.Policy{Optional: !failsWithout(s), Follows: s.Redis.HealthActive},
+		Classes: []remote.Class{redis.ClassReadOnly, redis.ClassBusy, redis.ClassLoading, redis.ClassClusterDown, redis.ClassNoAuth, redis.ClassNoScript},
+		PerNode: []stats.Metric{stats.BackendEvictedKeysTotal},
+		Failed:  "redis operations failed",
+		Events: map[remote.EventKind]storehealth.Line{
+			remote.EventConnectFailed: {Level: slog.LevelWarn, Text: "cannot connect to redis"},
+			remote.EventConnected:     {Level: slog.LevelInfo, Text: "connected to redis"},
+			redis.EventDataChanged:    {Level: slog.LevelWarn, Text: "redis was restarted or replaced, and may have lost counters"},
+			redis.EventMaxMemory: {
+				Level: slog.LevelWarn,
+				Text:  "redis may evict counters, which lifts limits early: set maxmemory-policy to noeviction or volatile-ttl",
+			},
+			redis.EventMasterChanged: {Level: slog.LevelInfo, Text: "the sentinels name a different master"},
+		},
+	}, log, r, h)
+}
+
+// evictions returns what counts keys that Redis evicted, each of which may have been a counter.
+func evictions(log *slog.Logger, r *stats.Registry) func(node string, keys int64) {
+	lines := throttle.Every(10 * time.Second)
+	return func(node string, keys int64) {
+		if keys <= 0 {
+			return
+		}
+		r.Counter(stats.BackendEvictedKeysTotal, node).Add(uint64(keys))
+		lines.Through(log, node).Warn("redis evicted keys because it ran out of memory: a counter among them starts from zero", "node", node, "keys", keys)
+	}
+}
+
 // openAside returns what asks Redis for operators, with c but for what is about connections.
 func openAside(c redis.Config) (*redis.Backend, error) {
 	c.PoolSize, c.Observer, c.Evicted, c.Policy = 1, remote.Observer{}, nil, nil // the others tell what happens
@@ -136,6 +166,20 @@ func openAside(c redis.Config) (*redis.Backend, error) {
 		second.PoolSize, c.PerSecond = 1, &second
 	}
 	return redis.New(c)
+}
+
+// asideAtOnce is how many operations for operators are sent at a time: Redis takes less than a millisecond for them, and they have less
+// than 64 KiB, so that decisions, which come in between, do not wait for long.
+const asideAtOnce = 64
+
+// asideStore asks Redis for operators over a connection of its own, so that no decision is queued behind what they ask.
+type asideStore struct{ *redis.Backend }
+
+// Apply implements [backend.Backend].
+func (s asideStore) Apply(ctx context.Context, ops []backend.Op) {
+	for part := range slices.Chunk(ops, asideAtOnce) {
+		s.Backend.Apply(ctx, part)
+	}
 }
 
 func redisConfig(s *settings.Settings) (redis.Config, error) {

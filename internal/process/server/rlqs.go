@@ -2,6 +2,7 @@ package server
 
 import (
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rlqs"
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -40,10 +41,10 @@ func (v *Server) countRLQS(to *stats.Values) {
 }
 
 // Divided implements [admin.Process].
-func (v *Server) Divided(who *admin.Who, want func(domain string, entries []descriptors.Entry) bool) (out []*adminv1.DividedLimit) {
+func (v *Server) Divided(who *access.Who, want func(domain string, entries []descriptors.Entry) bool) (out []*adminv1.DividedLimit) {
 	for _, b := range v.rlqs.Status(want, admin.MostShown) {
 		d := &adminv1.DividedLimit{
-			Domain: b.Domain, Entries: who.Entries(b.Entries), Answer: b.Shares.Answer, IsStrict: b.Strict, Rate: b.Rate,
+			Domain: b.Domain, Entries: admin.Entries(who, b.Entries), Answer: b.Shares.Answer, IsStrict: b.Strict, Rate: b.Rate,
 			Capacity: b.Shares.Capacity, Part: b.Shares.Part, Left: b.Shares.Left, Assigned: b.Assigned, TotalClients: uint32(b.TotalHolders),
 		}
 		for _, h := range b.Holders {

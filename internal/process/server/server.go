@@ -6,6 +6,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"math"
@@ -20,6 +21,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rls"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
 	"github.com/ratelimitd/ratelimitd/internal/operate/console"
@@ -29,6 +32,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/certs"
 	"github.com/ratelimitd/ratelimitd/internal/process/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
+	"github.com/ratelimitd/ratelimitd/internal/process/secret"
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/process/tracing"
@@ -74,11 +78,11 @@ type Server struct {
 	tenants      *tenants.Tenants
 	listed       *file.Watcher // of TENANTS_FILE; nil without it
 	limiter      *limiter.Limiter
-	reservations *reservations
+	reservations *secret.Reservations
 	gate         *admission.Gate
 	unread       *count.Counter    // calls shed before their message was read
 	observer     *observe.Observer // nil without the admin API
-	guard        *admin.Guard
+	guard        *access.Guard
 	overHTTP     http.Handler     // the admin API; nil without it
 	console      http.Handler     // likewise
 	history      *console.History // likewise
@@ -95,6 +99,7 @@ type Server struct {
 	grpc         *grpcserver.Server
 	rlqs         *rlqs.Service
 	listeners    listeners
+	miswirings   *throttle.Log // bounds lines about clients of the wrong port or protocol
 	tasks        *task.Group
 }
 
@@ -102,6 +107,7 @@ type Server struct {
 func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	log := c.Log
 	v := &Server{settings: s, config: c, log: log, started: time.Now(), registry: newRegistry(&s, c.Release), health: health.NewTracker()}
+	v.miswirings = throttle.Every(wiringEvery)
 
 	var err error
 	if v.statistics, err = newStatistics(&s, log, v.registry); err != nil {
@@ -123,12 +129,11 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	v.gate, v.unread = newGate(v.registry), v.registry.Counter(stats.ShedTotal, "", "calls")
 	v.controls = controls.New(controls.Config{Store: v.store.controls, Alone: v.store.unshared, Says: v.says, Log: log})
 	v.audit = audit.New(v.store.audit, log)
-	if v.reservations, err = newReservations(&s, v.store, log); err != nil {
+	if v.reservations, err = secret.NewReservations(s.Backend.ReservationKey, v.store.keys, v.store.reservationKey, log); err != nil {
 		return nil, err
 	}
 	v.takeTenants()
 	v.limiter = limiter.New(v.store, v.registry, v.deciding())
-	v.reservations.uses = v.limiter
 	v.registry.Source(v.ruleGauges)
 	v.rules = newRulesState(v.health, v.registry, v.limiter, &s)
 	v.shutdown = &shutdown{health: v.health, component: v.health.Add(draining, true, "")}
@@ -148,7 +153,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		},
 		Invalid: v.rules.invalid,
 	})
-	v.reservations.begin = []<-chan struct{}{v.watcher.First(), v.store.Tried()}
+	v.reservations.Use(v.limiter, func(ctx context.Context) { task.Await(ctx, firstRules, v.watcher.First(), v.store.Tried()) })
 
 	if v.service, err = v.newService(); err != nil {
 		return nil, err
@@ -179,7 +184,7 @@ func (v *Server) deciding() limiter.Config {
 		Overrides:       v.controls.Overrides(),
 		Now:             v.controls.Now,
 		Plans:           v.tenants.Plans(),
-		Secret:          v.store.secret,
+		Secret:          v.store.keys.CounterNames(),
 		OnFailure:       defaultOnFailure(s),
 		Local:           v.store.local,
 		Shadow:          s.Decide.Shadow,
@@ -192,7 +197,7 @@ func (v *Server) deciding() limiter.Config {
 		ReferenceNames:  v.store.referenceNames,
 		Unknown:         v.unknownDomain,
 		Missing:         v.missingKey,
-		Reservations:    &v.reservations.sealer,
+		Reservations:    &v.reservations.Sealer,
 		SinglesAfter:    v.config.SinglesAfter,
 	}
 	if s.Admin.On { // nothing else asks
@@ -203,7 +208,7 @@ func (v *Server) deciding() limiter.Config {
 
 // serving returns how gRPC is served.
 func (v *Server) serving() grpcserver.Config {
-	c := grpcserver.Config{
+	return grpcserver.Config{
 		TLS:                   v.serverTLS(),
 		ClearSocket:           v.adminSocket(),
 		MaxConnectionAge:      v.settings.GRPC.MaxAge,
@@ -212,12 +217,9 @@ func (v *Server) serving() grpcserver.Config {
 		Registry:              v.registry,
 		Log:                   v.log,
 		Handshake:             v.handshakeFailed(),
-		Began:                 v.grpcBegan(),
+		Began:                 v.grpcBegan,
+		Tracing:               v.tracing.Server(),
 	}
-	if v.tracing != nil {
-		c.Tracing = v.tracing.Server()
-	}
-	return c
 }
 
 // Run serves until ctx ends, or something fails for good. It can be called once.
@@ -235,12 +237,7 @@ func (v *Server) Reload() { v.watcher.Reload() }
 // newService returns the service that answers ShouldRateLimit.
 func (v *Server) newService() (*rls.Service, error) {
 	s := &v.settings
-	body, err := answerBody(s)
-	if err != nil {
-		return nil, err
-	}
 	c := rls.Config{
-		Body:             body,
 		Gate:             v.gate,
 		Foresee:          v.limiter.Foresee,
 		Headers:          AnswerHeaders(s),
@@ -248,13 +245,18 @@ func (v *Server) newService() (*rls.Service, error) {
 		DecisionMetadata: s.Answer.DecisionMetadata,
 		Registry:         v.registry,
 		Log:              v.log,
-		Rejected:         logRejected(s, v.log),
 		NoRules:          v.rules.why,
 	}
-	if v.tracing != nil {
-		return rls.New(v.tracing.Decider(v.limiter), c), nil
+	if s.Answer.Body != "" {
+		var err error
+		if c.Body, err = rls.ParseBody(s.Answer.Body); err != nil {
+			return nil, fmt.Errorf("LIMIT_BODY: %w", err)
+		}
 	}
-	return rls.New(v.limiter, c), nil
+	if s.Log.Rejected || s.Log.RejectedValues {
+		c.Rejected = rls.LogRejected(v.log, s.Log.RejectedValues)
+	}
+	return rls.New(v.tracing.Decider(v.limiter), c), nil
 }
 
 // AnswerHeaders returns which headers answers have by the settings.
@@ -286,7 +288,7 @@ func (v *Server) group() *task.Group {
 	if v.overlay != nil {
 		g.Add(v.overlay)
 	}
-	g.Add(v.watcher, logShedding(v.log, v.shed), logRejections(v.log, v.limiter.Tallies), logMistakes(v.log, v.limiter.Mistakes))
+	g.Add(v.watcher, observe.LogShedding(v.log, v.shed), observe.LogRejections(v.log, v.limiter.Tallies), observe.LogMistakes(v.log, v.limiter.Mistakes))
 	if v.history != nil {
 		g.Add(v.remember())
 	}
@@ -320,13 +322,13 @@ func (v *Server) group() *task.Group {
 }
 
 func (v *Server) debugPages() web.Debug {
-	access := v.access(v.listeners.debug.Addr(), "DEBUG_HOST")
+	policy := v.access(v.listeners.debug.Addr(), "DEBUG_HOST")
 	d := web.Debug{
 		Admin:        v.overHTTP,
-		AdminByName:  access.Guarded(),
+		AdminByName:  policy.Guarded(),
 		Console:      v.console,
-		Off:          v.off(access.Guarded()),
-		MayProfile:   access.AllowHTTP,
+		Off:          v.off(policy.Guarded()),
+		MayProfile:   policy.AllowHTTP,
 		Rules:        func(w io.Writer) error { return admin.WriteRules(w, v.limiter.Rules()) },
 		RulesVerbose: func(w io.Writer) error { return admin.WriteRulesVerbose(w, v.limiter.Rules()) },
 		RulesJSON:    func(w io.Writer) error { return admin.WriteRulesJSON(w, v.limiter.Rules()) },
@@ -365,16 +367,11 @@ func (v *Server) json(ctx context.Context, body []byte) (code int, contentType s
 
 // mainHandler returns the handler of the main HTTP listener.
 func (v *Server) mainHandler() http.Handler {
-	pages := web.Main{
+	return v.tracing.Handler(web.MainHandler(web.Main{
 		MaxBody:    v.settings.HTTP.MaxBody,
-		JSON:       v.json,
+		JSON:       v.tracing.JSON(v.json),
 		Healthy:    v.health.OK,
 		Components: v.health.Components,
 		NotReady:   v.notReady,
-	}
-	if v.tracing == nil {
-		return web.MainHandler(pages)
-	}
-	pages.JSON = v.tracing.JSON(pages.JSON)
-	return v.tracing.Handler(web.MainHandler(pages))
+	}))
 }

@@ -120,8 +120,8 @@ func (v *Server) xdsConfig() xds.Config {
 		Server:       s.Server,
 		Delta:        v.settings.Rules.Source == "GRPC_XDS_DELTA",
 		NodeID:       s.NodeID,
-		NodeMetadata: trimmed(s.NodeMetadata),
-		Headers:      trimmed(s.Headers),
+		NodeMetadata: s.NodeMetadata,
+		Headers:      s.Headers,
 		TLS:          xds.TLS{On: s.TLS, Cert: s.Cert, Key: s.Key, CA: s.CA, ServerName: s.SAN},
 		MaxMessage:   s.MaxMessage,
 		KeepOnEmpty:  s.KeepOnEmpty,
@@ -140,13 +140,4 @@ func (v *Server) xdsConfig() xds.Config {
 // xdsEvent returns the counter of an event.
 func (v *Server) xdsEvent(e xds.Event) *count.Counter {
 	return v.registry.Counter(stats.XDSEventsTotal, string(e))
-}
-
-// trimmed returns a map without blanks around its names and values, which come from lists with a space after the comma.
-func trimmed(m map[string]string) map[string]string {
-	out := make(map[string]string, len(m))
-	for k, value := range m {
-		out[strings.TrimSpace(k)] = strings.TrimSpace(value)
-	}
-	return out
 }

@@ -21,7 +21,7 @@ func TestXDSSettings(t *testing.T) {
 	}
 	same := cmpopts.IgnoreFields(xds.Config{}, "Hooks")
 	want := xds.Config{
-		Server: "localhost:18000", NodeID: "default", NodeMetadata: map[string]string{}, Headers: map[string]string{},
+		Server: "localhost:18000", NodeID: "default",
 		Backoff: xds.Backoff{First: 3 * time.Second, Initial: 10 * time.Second, Max: time.Minute, Factor: 0.5},
 	}
 	if d := cmp.Diff(want, of("CONFIG_TYPE=GRPC_XDS_SOTW"), same); d != "" {

@@ -8,13 +8,14 @@ import (
 	"maps"
 	"net"
 	"slices"
-	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/admission"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats/statsd"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // statistics is what reads the registry.
@@ -127,6 +128,18 @@ func mogrifiers(all []settings.Mogrifier) ([]statsd.Mogrifier, error) {
 	return made, nil
 }
 
+// newGate returns the gate through which all calls come, and shows what it does.
+func newGate(r *stats.Registry) *admission.Gate {
+	g := admission.New(remote.DefaultOpTimeout)
+	r.Source(func(v *stats.Values) {
+		now := g.Stats()
+		v.Gauge(stats.Calls, float64(now.Calls))
+		v.Gauge(stats.CallsLimit, float64(now.Limit))
+		v.Gauge(stats.CallsWait, now.Wait.Seconds())
+	})
+	return g
+}
+
 // redisPools registers metrics of the connections to Redis under the reference's names.
 func redisPools(b *redis.Backend) func(*stats.Values) {
 	return func(v *stats.Values) {
@@ -138,15 +151,6 @@ func redisPools(b *redis.Backend) func(*stats.Values) {
 			v.Gauge(active, float64(p.Opened-p.Closed))
 			v.Counter(opened, p.Opened)
 			v.Counter(closed, p.Closed)
-		}
-	}
-}
-
-// storeWaits registers how long the nodes of a store make operations wait, of which waits tells.
-func storeWaits(waits func() map[string]time.Duration) func(*stats.Values) {
-	return func(v *stats.Values) {
-		for node, wait := range waits() {
-			v.Gauge(stats.BackendWait, wait.Seconds(), node)
 		}
 	}
 }

@@ -3,7 +3,10 @@ package server
 import (
 	"context"
 	"fmt"
+	"maps"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -11,8 +14,10 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
+	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -21,7 +26,7 @@ import (
 var _ admin.Process = (*Server)(nil)
 
 // Status implements [admin.Process].
-func (v *Server) Status(who *admin.Who) *adminv1.StatusResponse {
+func (v *Server) Status(who *access.Who) *adminv1.StatusResponse {
 	gate, shed := v.gate.Stats(), v.shed()
 	now := &adminv1.StatusResponse{
 		Version:   v.config.Release,
@@ -33,11 +38,11 @@ func (v *Server) Status(who *admin.Who) *adminv1.StatusResponse {
 		Drained:   admin.Timestamp(v.shutdown.drained()),
 		Rules:     v.rulesInUse(who),
 		Store: &adminv1.StoreStatus{
-			Text: v.store.what, Connections: uint32(max(v.store.Connections(), 0)), Nodes: v.store.Nodes(), MemoryKeys: uint64(v.store.local.Stats().Keys),
+			Text: v.store.what, Connections: uint32(max(v.store.Connections(), 0)), Nodes: v.nodes(), MemoryKeys: uint64(v.store.local.Stats().Keys),
 		},
 		Load: &adminv1.LoadStatus{
 			Calls: uint64(max(gate.Calls, 0)), Limit: uint64(max(gate.Limit, 0)), Wait: admin.Duration(gate.Wait),
-			ShedByProcess: shed.process, ShedByStore: shed.store, ShedCalls: shed.calls,
+			ShedByProcess: shed.Process, ShedByStore: shed.Store, ShedCalls: shed.Calls,
 		},
 	}
 	for _, c := range v.health.Components() {
@@ -47,7 +52,7 @@ func (v *Server) Status(who *admin.Who) *adminv1.StatusResponse {
 	}
 	if r := v.loads.Rejected(); r != nil {
 		now.InvalidRules = &adminv1.InvalidRules{Time: timestamppb.New(r.At), Version: r.Version, IsOver: v.loads.Last() != r}
-		now.InvalidRules.Problems, now.InvalidRules.Total = who.Problems(problems(r))
+		now.InvalidRules.Problems, now.InvalidRules.Total = admin.Problems(who, problems(r))
 	}
 	v.limiter.Mistakes(func(r *descriptors.Rule, m limiter.Mistake, calls uint64) {
 		if who.Sees(r.DomainName()) && len(now.Mistakes) < admin.MostShown {
@@ -62,6 +67,23 @@ func (v *Server) Status(who *admin.Who) *adminv1.StatusResponse {
 		now.Leases = &adminv1.LeaseStatus{Held: n.Held, Leased: n.Leased, Spent: n.Spent, Returned: n.Returned + n.Full}
 	}
 	return now
+}
+
+// nodes returns the servers of the store, by name.
+func (v *Server) nodes() (all []*adminv1.StoreNode) {
+	if v.store.waits == nil {
+		return nil
+	}
+	breakers, waits := v.store.Breakers(), v.store.waits()
+	for _, name := range slices.Sorted(maps.Keys(breakers)) {
+		all = append(all, &adminv1.StoreNode{
+			Name:    name,
+			Breaker: adminv1.Breaker(adminv1.Breaker_value["BREAKER_"+strings.ToUpper(strings.ReplaceAll(breakers[name], "-", "_"))]),
+			Opened:  v.registry.Counter(stats.BackendBreakerOpenedTotal, name).Load(),
+			Wait:    admin.Duration(waits[name]),
+		})
+	}
+	return all
 }
 
 func healthMessage(c *health.Component) adminv1.Health {
@@ -87,7 +109,7 @@ func (v *Server) says() string {
 }
 
 // rulesInUse returns what is known of the rules, of those that who may see.
-func (v *Server) rulesInUse(who *admin.Who) *adminv1.RulesStatus {
+func (v *Server) rulesInUse(who *access.Who) *adminv1.RulesStatus {
 	m, files := &adminv1.RulesStatus{Missing: v.rules.why(), LastChange: changeMessage(v.loads.Changed(), who)}, 0
 	if set := v.limiter.Rules(); set != nil {
 		files = len(set.Files())
@@ -105,7 +127,7 @@ func (v *Server) rulesInUse(who *admin.Who) *adminv1.RulesStatus {
 	m.Source = v.origin(files)
 	if o := v.loads.Accepted(); o != nil {
 		m.Version, m.Loaded, m.Age = o.Version, timestamppb.New(o.Since), durationpb.New(time.Since(o.Since))
-		m.Warnings, m.TotalWarnings = who.Problems(o.Problems)
+		m.Warnings, m.TotalWarnings = admin.Problems(who, o.Problems)
 	}
 	if since := v.rules.behind.Load(); since != nil {
 		m.Behind = timestamppb.New(*since)
@@ -122,7 +144,7 @@ func problems(o *configwatch.Outcome) descriptors.Problems {
 }
 
 // ReloadRules implements [admin.Process].
-func (v *Server) ReloadRules(ctx context.Context, who *admin.Who, dry bool) (*adminv1.ReloadRulesResponse, error) {
+func (v *Server) ReloadRules(ctx context.Context, who *access.Who, dry bool) (*adminv1.ReloadRulesResponse, error) {
 	if dry {
 		o, err := v.watcher.Try()
 		if err != nil {
@@ -144,9 +166,9 @@ func (v *Server) ReloadRules(ctx context.Context, who *admin.Who, dry bool) (*ad
 	return v.reloaded(o, who), nil
 }
 
-func (v *Server) reloaded(o configwatch.Outcome, who *admin.Who) *adminv1.ReloadRulesResponse {
+func (v *Server) reloaded(o configwatch.Outcome, who *access.Who) *adminv1.ReloadRulesResponse {
 	r := &adminv1.ReloadRulesResponse{Invalid: o.Err != nil, Rules: v.rulesInUse(who)}
-	r.Problems, r.TotalProblems = who.Problems(problems(&o))
+	r.Problems, r.TotalProblems = admin.Problems(who, problems(&o))
 	if o.Changes != nil {
 		lines, more := o.Changes.Lines(admin.MostShown)
 		r.Changes, r.TotalChanges = lines, uint32(len(lines)+more)

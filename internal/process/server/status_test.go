@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
@@ -110,7 +111,7 @@ func TestReloadFirst(t *testing.T) {
 	rules := []descriptors.Source{{Name: "a.yaml", Data: []byte("domain: shop\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 1}}]\n")}}
 	v.watcher = onDemand{v.watcher, func() error { return v.loads.Update(rules, nil) }}
 	for _, want := range []int{2, 0} {
-		r, err := v.ReloadRules(t.Context(), &admin.Who{Full: true}, false)
+		r, err := v.ReloadRules(t.Context(), &access.Who{Full: true}, false)
 		if err != nil || len(r.GetChanges()) != want || r.GetInvalid() {
 			t.Errorf("%+v, %v; want %d changes", r, err, want)
 		}

@@ -24,7 +24,7 @@ import (
 // Every value of BACKEND_TYPE has a row, which says how it is opened and how its counters are called.
 func TestBackendTypes(t *testing.T) {
 	t.Parallel()
-	all := backendTypes()
+	all := backendTypes(new(settings.Settings))
 	if d := cmp.Diff(slices.Sorted(slices.Values(settings.BackendTypes())), slices.Sorted(maps.Keys(all))); d != "" {
 		t.Errorf("rows (-settings +server):\n%s", d)
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/plans"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
+	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch/file"
@@ -47,7 +48,7 @@ func (v *Server) takeTenants() {
 
 // followTenants follows TENANTS_FILE, from when there are rules on.
 func (v *Server) followTenants(ctx context.Context) error {
-	await(ctx, firstPlans, v.watcher.First())
+	task.Await(ctx, firstPlans, v.watcher.First())
 	return v.listed.Run(ctx)
 }
 

@@ -19,7 +19,7 @@ func TestNoTracingIsNothing(t *testing.T) {
 		t.Fatalf("%v, %v; want nothing", tracer, err)
 	}
 	store := memory.New(memory.Config{})
-	if got := tracedStore(tracer, store, tracing.Store{}); got != backend.Backend(store) {
+	if got := tracer.Backend(store, tracing.Store{}); got != backend.Backend(store) {
 		t.Errorf("the store is a %T", got)
 	}
 }

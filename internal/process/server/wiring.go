@@ -9,7 +9,6 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rls"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
-	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
 	"github.com/ratelimitd/ratelimitd/internal/process/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/process/netlimit"
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
@@ -34,46 +33,40 @@ const (
 )
 
 // grpcBegan logs what speaks another protocol than the gRPC port does.
-func (v *Server) grpcBegan() func(net.Addr, netlimit.Protocol) {
-	lines := throttle.Every(wiringEvery)
-	return func(peer net.Addr, p netlimit.Protocol) {
-		switch p {
-		case netlimit.HTTP1:
-			v.miswired(lines, "HTTP/1 arrived at the gRPC port, which speaks HTTP/2", wantHTTP2, peer)
-		case netlimit.TLS:
-			v.miswired(lines, "TLS arrived at the gRPC port, which is plaintext", wantPlain, peer)
-		case netlimit.HTTP2, netlimit.OtherProtocol:
-		}
+func (v *Server) grpcBegan(peer net.Addr, p netlimit.Protocol) {
+	switch p {
+	case netlimit.HTTP1:
+		v.miswired("HTTP/1 arrived at the gRPC port, which speaks HTTP/2", wantHTTP2, peer)
+	case netlimit.TLS:
+		v.miswired("TLS arrived at the gRPC port, which is plaintext", wantPlain, peer)
+	case netlimit.HTTP2, netlimit.OtherProtocol:
 	}
 }
 
 // httpBegan logs gRPC that comes to the HTTP port.
-func (v *Server) httpBegan() func(net.Addr, netlimit.Protocol) {
-	lines := throttle.Every(wiringEvery)
-	return func(peer net.Addr, p netlimit.Protocol) {
-		if p == netlimit.HTTP2 {
-			v.miswired(lines, "HTTP/2, as in gRPC, arrived at the HTTP port, which speaks HTTP/1", wantGRPC, peer)
-		}
+func (v *Server) httpBegan(peer net.Addr, p netlimit.Protocol) {
+	if p == netlimit.HTTP2 {
+		v.miswired("HTTP/2, as in gRPC, arrived at the HTTP port, which speaks HTTP/1", wantGRPC, peer)
 	}
 }
 
-func (v *Server) miswired(lines *throttle.Log, what, want string, peer net.Addr, facts ...any) {
-	if omitted, ok := lines.Allow(want); ok {
-		v.log.Warn(what, append([]any{"peer", peer.String(), "want", want, "omitted", omitted}, facts...)...) //nolint:sloglint // each caller's is constant
-	}
+// miswired logs what clients do instead of what is wanted.
+func (v *Server) miswired(what, want string, peer net.Addr, facts ...any) {
+	lines := v.miswirings.Through(v.log, what+want)
+	lines.With("peer", peer.String(), "want", want).Warn(what, facts...) //nolint:sloglint // each caller's is constant
 }
 
 // handshakeFailed counts clients of the gRPC port that could not connect, and logs those that sent something: a probe that opens a
 // connection and closes it does not.
 func (v *Server) handshakeFailed() func(peer net.Addr, err error) {
-	failed, lines := v.registry.Counter(stats.TLSHandshakeErrorsTotal), throttle.Every(wiringEvery)
+	failed := v.registry.Counter(stats.TLSHandshakeErrorsTotal)
 	return func(peer net.Addr, err error) {
 		failed.Add(1)
 		if errors.Is(err, grpcserver.ErrNothingSent) {
 			v.log.Debug("a TLS handshake failed", "peer", peer.String(), "reason", err)
 			return
 		}
-		v.miswired(lines, "a TLS handshake with the gRPC port failed", handshakeWant(err.Error(), &v.settings), peer, "reason", rls.Short(err.Error()))
+		v.miswired("a TLS handshake with the gRPC port failed", handshakeWant(err.Error(), &v.settings), peer, "reason", rls.Short(err.Error()))
 	}
 }
 

@@ -215,7 +215,7 @@ func checkNamed(v, separator string) error {
 	return nil
 }
 
-// pairsOf parses the pairs in a valid value of this kind.
+// pairsOf returns the pairs in a value of this kind, which has been checked, without blanks around names and values except in tags.
 func (k kind) pairsOf(v string) map[string]string {
 	separator := ":"
 	if k == assignments {
@@ -224,6 +224,9 @@ func (k kind) pairsOf(v string) map[string]string {
 	all := map[string]string{}
 	for pair := range strings.SplitSeq(v, ",") {
 		key, value, _ := strings.Cut(pair, separator)
+		if k != pairs {
+			key, value = strings.TrimSpace(key), strings.TrimSpace(value)
+		}
 		all[key] = value
 	}
 	return all

@@ -1,7 +1,8 @@
-// Package storehealth derives health and readiness from the state of a remote backend.
+// Package storehealth decides whether a backend behind a network can decide requests, and what follows for health and readiness. It also
+// counts and logs what such a backend does: an [Observer] passes on to a [Store] what the backend reports.
 //
-// It is a state machine. Its inputs are the number of connections, errors of connecting, and the breaker state of each node. Its
-// outputs are the backend's health component, and the reason why the server is not ready. It has three states:
+// A Store is a state machine. Its inputs are the number of connections, why connecting failed, and the state of the breaker of each node.
+// Its outputs are the backend's component of health, and a reason why the server is not ready. There are three states:
 //
 //   - unusable: there is no connection;
 //   - degraded: there is a connection, and some breakers are not closed;
@@ -13,11 +14,13 @@
 package storehealth
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // Policy configures how an unusable backend affects health and readiness.
@@ -35,9 +38,9 @@ type Store struct {
 
 	mu          sync.Mutex
 	connections int
-	worked      bool   // there has been a connection
-	failure     string // reason for having no connection, or the last one
-	nodes       map[string]health.Breaker
+	worked      bool              // it has been usable
+	failure     string            // why there is no connection; the last reason if there is one
+	nodes       map[string]string // the states of the breakers, as pkg/backend/remote names them
 }
 
 const noConnectionYet = "not connected yet"
@@ -49,13 +52,20 @@ func New(name string, h *health.Tracker, p Policy) *Store {
 		component: h.Add(name, false, noConnectionYet),
 		tried:     make(chan struct{}),
 		failure:   noConnectionYet,
-		nodes:     make(map[string]health.Breaker),
+		nodes:     make(map[string]string),
 	}
 	s.change(func() {})
 	return s
 }
 
-// change applies a change, and updates health.
+// Local returns the Store of a backend in this process, which can always decide and has no connections.
+func Local() *Store {
+	s := &Store{tried: make(chan struct{})}
+	close(s.tried)
+	return s
+}
+
+// change makes a change, and tells health what follows.
 func (s *Store) change(do func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,18 +109,18 @@ func (s *Store) ConnectFailed(err error) {
 	})
 }
 
-// Node adds a node with a closed breaker.
-func (s *Store) Node(node string) {
-	s.change(func() {
-		if _, known := s.nodes[node]; !known {
-			s.nodes[node] = health.Closed
-		}
-	})
+// Breaker notes the state of the breaker of a node, which begins with remote.Closed.
+func (s *Store) Breaker(node, state string) {
+	s.change(func() { s.nodes[node] = state })
 }
 
-// Breaker records the breaker state of a node.
-func (s *Store) Breaker(node string, state health.Breaker) {
-	s.change(func() { s.nodes[node] = state })
+// Breakers returns the states of the breakers of all nodes in use.
+func (s *Store) Breakers() map[string]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := maps.Clone(s.nodes)
+	maps.DeleteFunc(all, func(_, state string) bool { return state == remote.Gone })
+	return all
 }
 
 // Tried returns a channel that is closed after the first connection or connection error.
@@ -142,7 +152,7 @@ func (s *Store) NotReady() string {
 		return why
 	}
 	for _, b := range s.nodes {
-		if b == health.Closed {
+		if b == remote.Closed {
 			return ""
 		}
 	}
@@ -161,7 +171,7 @@ func (s *Store) away() string {
 func (s *Store) silence() string {
 	var silent []string
 	for node, b := range s.nodes {
-		if b == health.Open || b == health.HalfOpen {
+		if b == remote.Open || b == remote.HalfOpen {
 			silent = append(silent, node)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
 	"github.com/ratelimitd/ratelimitd/internal/process/storehealth"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // TestStore runs scripts of events: each line is an event and the resulting state.
@@ -44,15 +45,13 @@ func TestStore(t *testing.T) {
 		{"breakers", storehealth.Policy{}, `
 			connected 2        => ok; ready
 			open a:1           => degraded; no answer in time from a:1
-			node b:1           => degraded; ready
+			closed b:1         => degraded; ready
 			open b:1           => degraded; no answer in time from a:1, b:1
 			gone a:1           => degraded; no answer in time from b:1
 			closed b:1         => ok; ready
 			open a:1           => degraded; ready
 			gone a:1           => ok; ready
-			node a:1           => ok; ready
 			open b:1           => degraded; no answer in time from b:1
-			node b:1           => degraded; no answer in time from b:1
 			gone b:1           => ok; ready
 		`},
 	} {
@@ -92,10 +91,8 @@ func play(t *testing.T, s *storehealth.Store, event string) {
 		s.Connected(int(rest[0] - '0'))
 	case "failed":
 		s.ConnectFailed(errors.New(rest))
-	case "node":
-		s.Node(node)
-	case "open", "closed", "gone":
-		s.Breaker(node, health.ParseBreaker(verb))
+	case remote.Open, remote.Closed, remote.Gone:
+		s.Breaker(node, verb)
 	default:
 		t.Fatalf("unknown event %q", event)
 	}
@@ -143,5 +140,15 @@ func TestTriedTellsTheResult(t *testing.T) {
 		if away := <-heard; away != "" {
 			t.Fatalf("connected, and away because %s", away)
 		}
+	}
+}
+
+// TestLocal: counters in this process can always be asked, over no connection.
+func TestLocal(t *testing.T) {
+	t.Parallel()
+	s := storehealth.Local()
+	<-s.Tried()
+	if why := s.NotReady() + s.Away(); why != "" || s.Connections() != 0 || len(s.Breakers()) != 0 {
+		t.Errorf("not ready or away (%q), with %d connections to %v", why, s.Connections(), s.Breakers())
 	}
 }

@@ -20,22 +20,27 @@ const (
 	longestDescriptor = 512
 )
 
-// decider decides requests, like [limiter.Limiter].
-type decider interface {
+// Decider decides requests, as a limiter.Limiter does.
+type Decider interface {
 	Decide(ctx context.Context, r *limiter.Request, p *limiter.Scratch) (*limiter.Verdict, error)
 }
 
-// Decider traces the requests that another decider decides.
-type Decider struct {
+// tracedDecider makes a span for each request that another decider decides.
+type tracedDecider struct {
 	tracer *Tracer
-	next   decider
+	next   Decider
 }
 
-// Decider wraps next with spans.
-func (t *Tracer) Decider(next decider) *Decider { return &Decider{t, next} }
+// Decider puts spans around next.
+func (t *Tracer) Decider(next Decider) Decider { //nolint:ireturn // next itself, if t is nil
+	if t == nil {
+		return next
+	}
+	return &tracedDecider{t, next}
+}
 
-// Decide calls the wrapped decider within a span.
-func (d *Decider) Decide(ctx context.Context, r *limiter.Request, p *limiter.Scratch) (*limiter.Verdict, error) {
+// Decide calls the other decider, within a span.
+func (d *tracedDecider) Decide(ctx context.Context, r *limiter.Request, p *limiter.Scratch) (*limiter.Verdict, error) {
 	ctx, span := d.tracer.tracer.Start(ctx, "ShouldRateLimit Execution")
 	defer span.End()
 	if !span.IsRecording() {
@@ -81,6 +86,9 @@ type tracedStore struct {
 
 // Backend wraps b with spans.
 func (t *Tracer) Backend(b backend.Backend, names Store) backend.Backend {
+	if t == nil {
+		return b
+	}
 	return &tracedStore{Backend: b, tracer: t, names: names}
 }
 
@@ -109,6 +117,9 @@ const jsonPath = "/json"
 
 // Handler extracts the trace context of requests to /json and calls next.
 func (t *Tracer) Handler(next http.Handler) http.Handler {
+	if t == nil {
+		return next
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if path, _, _ := strings.Cut(r.RequestURI, "?"); path == jsonPath {
 			r = r.WithContext(t.propagators.Extract(r.Context(), propagation.HeaderCarrier(r.Header)))
@@ -119,6 +130,9 @@ func (t *Tracer) Handler(next http.Handler) http.Handler {
 
 // JSON traces the requests to /json that next answers.
 func (t *Tracer) JSON(next func(context.Context, []byte) (int, string, []byte)) func(context.Context, []byte) (int, string, []byte) {
+	if t == nil {
+		return next
+	}
 	return func(ctx context.Context, body []byte) (code int, contentType string, answer []byte) {
 		ctx, span := t.tracer.Start(ctx, "POST "+jsonPath, trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(
 			attribute.String("http.request.method", http.MethodPost), attribute.String("http.route", jsonPath)))

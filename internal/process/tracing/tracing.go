@@ -21,6 +21,7 @@ import (
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc/filters"
 	"go.opentelemetry.io/contrib/propagators/b3"
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
@@ -52,8 +53,8 @@ type Config struct {
 	Log   *slog.Logger  // nil discards
 }
 
-// Tracer creates and sends spans. It is safe for concurrent use. As a task, [Tracer.Run] sends the last spans when its
-// context ends.
+// Tracer makes spans and sends them. It is safe for concurrent use. It is a task: [Tracer.Run] sends the last spans when its
+// context ends. A nil Tracer puts no spans around anything.
 type Tracer struct {
 	config      Config
 	provider    *sdk.TracerProvider
@@ -62,7 +63,8 @@ type Tracer struct {
 	throttle    *throttle.Log
 }
 
-// New returns a Tracer, which sends spans immediately and must be ended by [Tracer.Run]. New does not wait for the collector.
+// New returns a Tracer, which begins to send immediately, so that [Tracer.Run] must be called to end it. It does not wait for a
+// collector. The Tracer becomes the process-wide error handler of OpenTelemetry, which has no other way to report errors.
 func New(ctx context.Context, c Config) (*Tracer, error) {
 	if c.Flush == 0 {
 		c.Flush = 5 * time.Second
@@ -70,6 +72,9 @@ func New(ctx context.Context, c Config) (*Tracer, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { // until there is the Tracer
+		c.Log.WarnContext(ctx, "an OpenTelemetry variable is ignored", "error", err)
+	}))
 	exporter, err := newExporter(ctx, c.Protocol)
 	if err != nil {
 		return nil, fmt.Errorf("preparing to send traces over %s: %w", c.Protocol, err)
@@ -85,6 +90,7 @@ func New(ctx context.Context, c Config) (*Tracer, error) {
 		throttle:    throttle.Every(logEvery),
 	}
 	t.tracer = t.provider.Tracer(scope)
+	otel.SetErrorHandler(t)
 	return t, nil
 }
 
@@ -142,9 +148,7 @@ func (t *Tracer) Run(ctx context.Context) error {
 // Handle implements [otel.ErrorHandler]. It logs export errors, at most every ten seconds, with the number of omitted
 // ones.
 func (t *Tracer) Handle(err error) {
-	if omitted, ok := t.throttle.Allow("export"); ok {
-		t.config.Log.Warn("traces cannot be sent: spans are lost", "error", err, "omitted", omitted)
-	}
+	t.throttle.Through(t.config.Log, "").Warn("traces cannot be sent: spans are lost", "error", err)
 }
 
 // Server returns a handler that traces calls of a gRPC server, except health checks, as part of the caller's trace, if
@@ -152,6 +156,9 @@ func (t *Tracer) Handle(err error) {
 //
 //nolint:ireturn // grpc and OpenTelemetry have no other type for it
 func (t *Tracer) Server() stats.Handler {
+	if t == nil {
+		return nil
+	}
 	return otelgrpc.NewServerHandler(append(t.options(), otelgrpc.WithFilter(filters.Not(filters.HealthCheck())))...)
 }
 

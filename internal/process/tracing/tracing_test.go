@@ -354,7 +354,6 @@ func TestCollectorThatIsAway(t *testing.T) {
 			t.Setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
 			var said testkit.Buffer
 			w := start(t, tracing.Config{Rate: 1, Protocol: protocol, Log: slog.New(slog.NewTextHandler(&said, nil))})
-			otel.SetErrorHandler(w.tracer)
 			t.Cleanup(func() { otel.SetErrorHandler(otel.ErrorHandlerFunc(func(error) {})) })
 			begin := time.Now()
 			for range 10 { // 30 spans, 15 exports

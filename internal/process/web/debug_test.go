@@ -16,7 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/process/web"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
@@ -32,7 +32,7 @@ func pages() web.Debug {
 		RulesJSON:    write("{}\n"),
 		Stats:        write("ratelimit.service.config_load_success: 1\n"),
 		Metrics:      http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "up 1\n") }),
-		MayProfile:   (&admin.Access{Listener: &net.TCPAddr{IP: net.IPv6loopback}, Host: "DEBUG_HOST"}).AllowHTTP,
+		MayProfile:   (&access.Policy{Listener: &net.TCPAddr{IP: net.IPv6loopback}, Host: "DEBUG_HOST"}).AllowHTTP,
 	}
 }
 
@@ -165,7 +165,7 @@ func TestH07_Loopback(t *testing.T) {
 			t.Errorf("/debug/pprof/heap from %s: %v; want 200", from, got)
 		}
 		open := pages()
-		open.MayProfile = (&admin.Access{Listener: &net.TCPAddr{IP: net.IPv4zero}, Host: "DEBUG_HOST"}).AllowHTTP
+		open.MayProfile = (&access.Policy{Listener: &net.TCPAddr{IP: net.IPv4zero}, Host: "DEBUG_HOST"}).AllowHTTP
 		if got := do(t, "GET", url(open), ""); got.Status != 403 || !strings.HasSuffix(got.Body, "set ADMIN_TOKEN_FILE, or DEBUG_HOST to 127.0.0.1\n") {
 			t.Errorf("/debug/pprof/heap from %s, where the listener is open to other machines: %v; want 403", from, got)
 		}
@@ -177,8 +177,8 @@ func TestH07_Token(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	testkit.WriteFile(t, file, "secret\n")
 	d := pages()
-	access := &admin.Access{TokenFile: file, Listener: &net.TCPAddr{IP: net.IPv4zero}, InClear: true}
-	d.MayProfile = access.AllowHTTP
+	policy := &access.Policy{TokenFile: file, Listener: &net.TCPAddr{IP: net.IPv4zero}, InClear: true}
+	d.MayProfile = policy.AllowHTTP
 	for _, from := range []*net.TCPAddr{{IP: net.IPv4(127, 0, 0, 1), Port: 1}, {IP: net.IPv4(10, 1, 2, 3), Port: 1}} {
 		addr, _ := startOn(t, testkit.From(testkit.Listen(t), from), web.DebugHandler(d), web.Limits{})
 		for authorization, want := range map[string]int{"Bearer secret": 200, "Bearer guess": 401, "Basic secret": 401, "": 401} {

@@ -35,7 +35,7 @@ func TestFewKnowAlgorithms(t *testing.T) {
 		"LateCharge":   {"internal/decide/limiter/fold.go", rejection, schema, divided},
 		"FillInterval": {"internal/rules/ruleschema/schema.go"}, // excluded by rlqs
 		"CountRefused": {"internal/decide/limiter/lease.go", schema, "pkg/backend/nearcache/lease_table.go", rejection, "pkg/backend/redis/waiter.go", divided},
-		"Calendar":     {"internal/operate/admin/convert.go", "internal/rulefile/keyword.go", reference, calendars, schema, "pkg/descriptors/load.go", "pkg/descriptors/override.go"},
+		"Calendar":     {"internal/rules/rulemessage/message.go", "internal/rulefile/keyword.go", reference, calendars, schema, "pkg/descriptors/load.go", "pkg/descriptors/override.go"},
 		"Timezone":     {calendars, schema},
 	}
 	all := uses(t, slices.Concat(

@@ -83,8 +83,8 @@ func (s *sayings) read(n ast.Node) bool {
 	}
 	args := call.Args
 	switch method.Sel.Name {
-	case "Warn", "Error":
-	case "WarnContext", "ErrorContext", "miswired": // their first argument is a context or a limit of log lines
+	case "Warn", "Error", "miswired":
+	case "WarnContext", "ErrorContext": // behind a context
 		args = args[1:]
 	case "LogAttrs":
 		if level, ok := args[1].(*ast.SelectorExpr); !ok || level.Sel.Name != "LevelWarn" && level.Sel.Name != "LevelError" {

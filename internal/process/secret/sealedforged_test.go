@@ -1,4 +1,4 @@
-package server
+package secret_test
 
 import (
 	"log/slog"
@@ -69,7 +69,7 @@ func TestForgedControls(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		v := controls.New(controls.Config{Store: sealedRegister{open(t), newSeal(keys, slog.New(slog.NewTextHandler(log, nil)))}})
+		v := controls.New(controls.Config{Store: secret.NewTexts(keys, slog.New(slog.NewTextHandler(log, nil))).Register(open(t))})
 		testkit.Run(t, v.Run)
 		<-v.First()
 		return v

@@ -1,9 +1,8 @@
-package server
+package rls
 
 import (
 	"fmt"
 	"hash/maphash"
-	"io"
 	"log/slog"
 	"strings"
 	"sync"
@@ -11,13 +10,12 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// rejection is a request of one descriptor that the rule of this path rejects.
-func rejection(path string, e ...descriptors.Entry) (*limiter.Request, *limiter.Verdict) {
+// rejectionOf is a request of one descriptor that the rule of this path rejects.
+func rejectionOf(path string, e ...descriptors.Entry) (*limiter.Request, *limiter.Verdict) {
 	it := &descriptors.RateLimit{
 		RequestsPerUnit: 3, Unit: descriptors.Minute, Multiplier: 1,
 		Limit: engine.Limit{Algorithm: engine.FixedWindow, Hits: 3, Window: 60e6, CountRefused: true},
@@ -30,17 +28,15 @@ func rejection(path string, e ...descriptors.Entry) (*limiter.Request, *limiter.
 
 // newRejectedLog returns a log with what it says, one line at a time, and the time that its clock shows.
 func newRejectedLog(values bool) (l *rejectedLog, said *strings.Builder, now *time.Time) {
-	var s settings.Settings
-	s.Log.Level, s.Log.Format = settings.Level(slog.LevelInfo), "json"
 	said, now = new(strings.Builder), new(time.Unix(1_800_000_000, 0))
-	l = &rejectedLog{log: NewLogger(said, s), values: values, now: func() time.Time { return *now }, seed: maphash.MakeSeed()}
+	l = &rejectedLog{log: slog.New(slog.NewJSONHandler(said, nil)), values: values, now: func() time.Time { return *now }, seed: maphash.MakeSeed()}
 	return l, said, now
 }
 
 func TestRejectionsAreSampled(t *testing.T) {
 	t.Parallel()
 	l, b, now := newRejectedLog(false)
-	r, v := rejection("shop.user", descriptors.Entry{Key: []byte("user"), Value: []byte("planted")})
+	r, v := rejectionOf("shop.user", descriptors.Entry{Key: []byte("user"), Value: []byte("planted")})
 	for range 2500 {
 		l.rejected(r, v)
 	}
@@ -57,7 +53,7 @@ func TestRejectionsAreSampled(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		`"level":"info","@message":"a request was rejected"`, `"domain":"shop"`, `"rule":"shop.user"`, `"retry_after_seconds":42`, `"limit":"3 per minute"`,
+		`"level":"INFO","msg":"a request was rejected"`, `"domain":"shop"`, `"rule":"shop.user"`, `"retry_after_seconds":42`, `"limit":"3 per minute"`,
 	} {
 		if !strings.Contains(lines[0], want) {
 			t.Errorf("%s lacks %s", lines[0], want)
@@ -81,9 +77,9 @@ func TestRejectionsOfRulesAreSampledApart(t *testing.T) {
 	}
 	first, second := names()
 	for range 100 {
-		l.rejected(rejection(first))
+		l.rejected(rejectionOf(first))
 	}
-	l.rejected(rejection(second))
+	l.rejected(rejectionOf(second))
 	if got := strings.Count(b.String(), `"rule":"`+second+`"`); got != 1 {
 		t.Errorf("%d lines of the second rule, want 1", got)
 	}
@@ -92,10 +88,10 @@ func TestRejectionsOfRulesAreSampledApart(t *testing.T) {
 func TestRejectedValues(t *testing.T) {
 	t.Parallel()
 	l, b, _ := newRejectedLog(true)
-	l.rejected(rejection("shop.user", descriptors.Entry{Key: []byte("user"), Value: []byte("ann\n\xff\"")},
+	l.rejected(rejectionOf("shop.user", descriptors.Entry{Key: []byte("user"), Value: []byte("ann\n\xff\"")},
 		descriptors.Entry{Key: []byte("k"), Value: []byte(strings.Repeat("x", 10_000))}))
 	got := b.String()
-	if !strings.Contains(got, `"descriptor":"user=ann\n`+"\uFFFD"+`\",k=xxx`) || len(got) > longestLogged+300 || strings.Count(got, "\n") != 1 {
+	if !strings.Contains(got, `"descriptor":"user=ann\n`+"\uFFFD"+`\",k=xxx`) || len(got) > longestDescriptor+300 || strings.Count(got, "\n") != 1 {
 		t.Errorf("logged %q", got)
 	}
 }
@@ -106,7 +102,7 @@ func TestRejectionsFromMany(t *testing.T) {
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			r, v := rejection("shop.user")
+			r, v := rejectionOf("shop.user")
 			for range 1000 {
 				l.rejected(r, v)
 			}
@@ -119,23 +115,18 @@ func TestRejectionsFromMany(t *testing.T) {
 }
 
 func TestRejectionsBelowTheLevelCostNothing(t *testing.T) {
-	var s settings.Settings
-	s.Log.Level, s.Log.Rejected = settings.Level(slog.LevelError), true
-	tell := logRejected(&s, NewLogger(io.Discard, s))
-	r, v := rejection("shop.user")
+	var b strings.Builder
+	tell := LogRejected(slog.New(slog.NewTextHandler(&b, &slog.HandlerOptions{Level: slog.LevelError})), false)
+	r, v := rejectionOf("shop.user")
 	if n := testing.AllocsPerRun(100, func() { tell(r, v) }); n != 0 {
 		t.Errorf("%v allocations, want none", n)
-	}
-	s.Log.Rejected = false
-	if logRejected(&s, NewLogger(io.Discard, s)) != nil {
-		t.Error("LOG_REJECTED=false is told of rejections")
 	}
 }
 
 // A rejection that is not logged costs no memory.
 func TestRejectionsLeftOutCostNothing(t *testing.T) {
 	l, _, _ := newRejectedLog(false)
-	r, v := rejection("shop.user")
+	r, v := rejectionOf("shop.user")
 	for range sampleFirst {
 		l.rejected(r, v)
 	}
@@ -144,38 +135,16 @@ func TestRejectionsLeftOutCostNothing(t *testing.T) {
 	}
 }
 
-func TestLevelNames(t *testing.T) {
-	t.Parallel()
-	for name, want := range map[string]string{
-		"trace": "trace", "debug": "debug", "info": "info", "warn": "warning", "WARNING": "warning", "error": "error", "Fatal": "error", "panic": "error",
-	} {
-		for _, format := range []string{"text", "json"} {
-			s := parsed(t, "BACKEND_TYPE=memory", "LOG_LEVEL="+name, "LOG_FORMAT="+format)
-			var b strings.Builder
-			log := NewLogger(&b, s)
-			log.Log(t.Context(), slog.Level(s.Log.Level)-1, "below")
-			log.Log(t.Context(), slog.Level(s.Log.Level), "at it")
-			begin, end := "time=", " level="+want+` msg="at it"`
-			if format == "json" {
-				begin, end = `{"@timestamp":"`, `","level":"`+want+`","@message":"at it"}`
-			}
-			if line := strings.TrimSpace(b.String()); !strings.HasPrefix(line, begin) || !strings.HasSuffix(line, end) || strings.Contains(line, "below") {
-				t.Errorf("LOG_LEVEL=%s LOG_FORMAT=%s: %s", name, format, line)
-			}
-		}
-	}
-}
-
 // TestLateChargesAreNotRejected: a late charge is in no line, and where something else rejects the request the line names that.
 func TestLateChargesAreNotRejected(t *testing.T) {
 	t.Parallel()
 	l, b, _ := newRejectedLog(false)
-	r, v := rejection("shop.budget")
+	r, v := rejectionOf("shop.budget")
 	v.Statuses[0].Outcome = limiter.ChargedLate
 	if l.rejected(r, v); b.Len() > 0 {
 		t.Errorf("a late charge is logged: %s", b.String())
 	}
-	r2, v2 := rejection("shop.user")
+	r2, v2 := rejectionOf("shop.user")
 	r.Descriptors, v.Statuses = append(r.Descriptors, r2.Descriptors...), append(v.Statuses, v2.Statuses...)
 	if l.rejected(r, v); !strings.Contains(b.String(), `"rule":"shop.user"`) {
 		t.Errorf("want a line about shop.user: %s", b.String())

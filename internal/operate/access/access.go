@@ -1,14 +1,22 @@
-package admin
+// Package access decides who may do what is not for everyone who reaches a listener: call the admin API, look at the console, take profiles.
+// A [Policy] says who is let in, and as [Who]. A [Guard] slows those down who guess tokens.
+//
+// This package is optional: the core works without it.
+package access
 
 import (
 	"cmp"
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
 	"crypto/tls"
+	"encoding/hex"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
@@ -21,14 +29,14 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/certs"
 )
 
-// Access decides who may do what is not for everyone who reaches a listener: call the admin API, take profiles.
+// Policy decides who is let in on a listener.
 //
 // Callers on the admin socket are the user of this process, and may do everything. With tokens or names of certificates all
 // others need one, wherever they call from. Without any, only callers on this machine may look, and nothing can be changed: on
 // a unix socket, whose file mode says who they are, or from 127.0.0.1 or ::1 exactly, for a proxy beside this process calls from
 // another loopback address on behalf of others, as Istio's does from 127.0.0.6. What counts is the address of the connection,
 // never what callers say about themselves.
-type Access struct {
+type Policy struct {
 	TokenFile      string       // ADMIN_TOKEN_FILE, for everything; it is read for each call with a token, so it may change
 	ReadTokenFile  string       // ADMIN_READ_TOKEN_FILE, for looking; likewise
 	Names          []string     // ADMIN_TLS_SAN: names of certificates, of which one is good for everything
@@ -50,7 +58,7 @@ type Caller struct {
 	OnSocket      bool                 // on the admin socket
 }
 
-// Who is a caller that Access has let in.
+// Who is a caller that a Policy has let in.
 type Who struct {
 	Name   string // of the token or the certificate
 	From   string // the address
@@ -59,19 +67,51 @@ type Who struct {
 
 	Domains []string // of which it is one that a call must be about; nil if it may be about all, and about the process
 
-	mask *[32]byte // see [Who.Entries]
+	Mask *[32]byte // key that hides values; see [Who.Hide]
+}
+
+// Limited reports whether w may see and change what belongs to some domains alone.
+func (w *Who) Limited() bool { return w.Domains != nil }
+
+// Narrow reports whether w may only look, or is limited to domains: of what all share there is always some for others.
+func (w *Who) Narrow() bool { return !w.Full || w.Limited() }
+
+// Sees reports whether w may see what belongs to a domain. What belongs to none, or to the whole process, is for those who are not
+// limited.
+func (w *Who) Sees(domain string) bool {
+	return w.Domains == nil || slices.Contains(w.Domains, domain)
+}
+
+// DomainText names the domains of w, for messages.
+func (w *Who) DomainText() string {
+	text := strings.Join(w.Domains[:min(len(w.Domains), 10)], ", ")
+	if len(w.Domains) > 10 {
+		text += ", …"
+	}
+	if len(w.Domains) == 1 {
+		return "the domain " + text
+	}
+	return "the domains " + text
+}
+
+// Hide returns a text that stands for a value of an end user, which w may not see if it is Masked. The text is the same for the same value
+// and Mask, and without the Mask the value cannot be found by trying.
+func (w *Who) Hide(value string) string {
+	h := hmac.New(sha256.New, w.Mask[:])
+	_, _ = h.Write([]byte(value)) // a hash takes everything
+	return "#" + hex.EncodeToString(h.Sum(nil)[:6])
 }
 
 // debugHost is the variable of the debug listener's address.
 const debugHost = "DEBUG_HOST"
 
 // overheard returns the error for a token, or for a session, that comes over a network without TLS; nil if c's does not.
-func (a *Access) overheard(c Caller) error {
-	if a.InClear || c.TLS != nil || private(c.From) {
+func (p *Policy) overheard(c Caller) error {
+	if p.InClear || c.TLS != nil || private(c.From) {
 		return nil
 	}
 	do := "connect over TLS"
-	if a.Host == debugHost {
+	if p.Host == debugHost {
 		do = "set DEBUG_TLS=true, with GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY, and connect with https://"
 	}
 	return status.Error(codes.PermissionDenied, "tokens are accepted only over TLS or from this machine, because they could be read in transit: "+
@@ -82,31 +122,31 @@ func (a *Access) overheard(c Caller) error {
 const errNoToken = `this requires a token from ADMIN_TOKEN_FILE: send "authorization: Bearer TOKEN"`
 
 // Guarded reports whether callers have to show who they are.
-func (a *Access) Guarded() bool {
-	return a.TokenFile != "" || a.ReadTokenFile != "" || len(a.Names)+len(a.ReadNames) > 0
+func (p *Policy) Guarded() bool {
+	return p.TokenFile != "" || p.ReadTokenFile != "" || len(p.Names)+len(p.ReadNames) > 0
 }
 
 // Allow returns who calls, if they may look, or with change, change something. Otherwise the error is the status to answer
 // with, after a while if it is for a wrong token: UNAUTHENTICATED where a token would help, RESOURCE_EXHAUSTED where too many wrong
 // ones came from the same address, or else PERMISSION_DENIED.
-func (a *Access) Allow(c Caller, change bool) (Who, error) {
-	who, err := a.who(c, change)
+func (p *Policy) Allow(c Caller, change bool) (Who, error) {
+	who, err := p.who(c, change)
 	who.From = AddressText(c.From)
 	if err != nil {
-		a.Guard.denied()
+		p.Guard.Denied()
 	}
 	return who, err
 }
 
-func (a *Access) who(c Caller, change bool) (Who, error) {
+func (p *Policy) who(c Caller, change bool) (Who, error) {
 	switch {
-	case c.OnSocket && (len(c.Authorization) == 0 || !a.Guarded()):
+	case c.OnSocket && (len(c.Authorization) == 0 || !p.Guarded()):
 		return Who{Name: local, Full: true}, nil
-	case a.Guarded():
-		return a.identified(c, change)
+	case p.Guarded():
+		return p.identified(c, change)
 	case !exactlyLocal(c.From):
 		set := "ADMIN_TOKEN_FILE"
-		if a.Host == debugHost && c.TLS == nil {
+		if p.Host == debugHost && c.TLS == nil {
 			set += ", and DEBUG_TLS=true,"
 		}
 		return Who{}, status.Errorf(codes.PermissionDenied,
@@ -123,26 +163,26 @@ func (a *Access) who(c Caller, change bool) (Who, error) {
 const local = "this machine"
 
 // identified is who for callers who have to show who they are.
-func (a *Access) identified(c Caller, change bool) (Who, error) {
+func (p *Policy) identified(c Caller, change bool) (Who, error) {
 	token, hasToken := bearer(c.Authorization)
-	name, full, isNamed := a.certificate(c.TLS)
+	name, full, isNamed := p.certificate(c.TLS)
 	var shown Token
 	switch {
 	case hasToken: // and a certificate, if there is one too, does not count
-		if err := a.overheard(c); err != nil {
+		if err := p.overheard(c); err != nil {
 			return Who{}, err
 		}
-		shown, full, _ = a.token(token)
-		if err := a.Guard.judge(c.From, shown.Text); err != nil {
+		shown, full, _ = p.token(token)
+		if err := p.Guard.judge(c.From, shown.Text); err != nil {
 			return Who{}, err
 		}
 		name = shown.Name
-	case !isNamed && a.TokenFile == "" && a.ReadTokenFile == "":
+	case !isNamed && p.TokenFile == "" && p.ReadTokenFile == "":
 		return Who{}, status.Error(codes.PermissionDenied, "this requires a client certificate with a name in ADMIN_TLS_SAN")
 	case !isNamed:
 		return Who{}, status.Error(codes.Unauthenticated, errNoToken)
 	}
-	who := Who{Name: name, Full: full, Masked: !full && !a.ReadSeesValues, Domains: shown.Domains}
+	who := Who{Name: name, Full: full, Masked: !full && !p.ReadSeesValues, Domains: shown.Domains}
 	if change && !full {
 		return who, status.Error(codes.PermissionDenied, "your access is read-only: a change requires a token from ADMIN_TOKEN_FILE or a certificate with a name in ADMIN_TLS_SAN")
 	}
@@ -150,9 +190,9 @@ func (a *Access) identified(c Caller, change bool) (Who, error) {
 }
 
 // token returns the token that text is, which has a name, and whether it is good for changes.
-func (a *Access) token(text string) (found Token, full, ok bool) {
-	t, full := match(a.tokens(true), text)
-	r, reads := match(a.tokens(false), text)
+func (p *Policy) token(text string) (found Token, full, ok bool) {
+	t, full := match(p.tokens(true), text)
+	r, reads := match(p.tokens(false), text)
 	switch {
 	case full:
 		t.Name = callerName(t, true)
@@ -165,31 +205,30 @@ func (a *Access) token(text string) (found Token, full, ok bool) {
 }
 
 // tokens returns those that are good for changes, or those for looking; none if their file cannot be used.
-func (a *Access) tokens(full bool) []Token {
-	variable, file := "ADMIN_READ_TOKEN_FILE", a.ReadTokenFile
+func (p *Policy) tokens(full bool) []Token {
+	variable, file := "ADMIN_READ_TOKEN_FILE", p.ReadTokenFile
 	if full {
-		variable, file = "ADMIN_TOKEN_FILE", a.TokenFile
+		variable, file = "ADMIN_TOKEN_FILE", p.TokenFile
 	}
 	if file == "" {
 		return nil
 	}
-	all, err := a.Guard.tokens(file)
+	all, err := p.Guard.tokens(file)
 	if err == nil {
 		return all
 	}
-	if omitted, ok := a.Guard.logs(variable); ok {
-		a.log().Warn("no admin token is accepted: the token file cannot be used", "error", fmt.Errorf("reading %s: %w", variable, err), "omitted", omitted)
-	}
+	p.Guard.through(cmp.Or(p.Log, slog.New(slog.DiscardHandler)), variable).
+		Warn("no admin token is accepted: the token file cannot be used", "error", fmt.Errorf("reading %s: %w", variable, err))
 	return nil
 }
 
 // certificate returns the name for which a client's certificate is let in, and whether it is good for everything.
-func (a *Access) certificate(state *tls.ConnectionState) (name string, full, ok bool) {
+func (p *Policy) certificate(state *tls.ConnectionState) (name string, full, ok bool) {
 	if state == nil || len(state.VerifiedChains) == 0 {
 		return "", false, false
 	}
 	leaf := state.VerifiedChains[0][0]
-	for i, names := range [][]string{a.Names, a.ReadNames} {
+	for i, names := range [][]string{p.Names, p.ReadNames} {
 		for _, name := range names {
 			if certs.Holds(leaf, name) {
 				return name, i == 0, true
@@ -199,26 +238,22 @@ func (a *Access) certificate(state *tls.ConnectionState) (name string, full, ok 
 	return "", false, false
 }
 
-func (a *Access) log() *slog.Logger {
-	if a.Log == nil {
-		return slog.New(slog.DiscardHandler)
-	}
-	return a.Log
-}
+// Check logs which files cannot be used.
+func (p *Policy) Check() { _, _ = p.tokens(true), p.tokens(false) }
 
 // AllowHTTP returns 200 if the sender of a request may see what only callers who may change something do, or else the
 // status to answer with, and why.
-func (a *Access) AllowHTTP(r *http.Request) (code int, why string) {
-	who, err := a.Allow(Caller{From: remote(r), Authorization: r.Header.Values("Authorization"), TLS: r.TLS}, a.Guarded())
-	if err == nil && !a.Guarded() && !private(a.Listener) {
-		a.Guard.denied()
+func (p *Policy) AllowHTTP(r *http.Request) (code int, why string) {
+	who, err := p.Allow(Caller{From: remote(r), Authorization: r.Header.Values("Authorization"), TLS: r.TLS}, p.Guarded())
+	if err == nil && !p.Guarded() && !private(p.Listener) {
+		p.Guard.Denied()
 		err = status.Errorf(codes.PermissionDenied,
-			"without ADMIN_TOKEN_FILE this is served only where no other machine can connect: set ADMIN_TOKEN_FILE, or %s to 127.0.0.1", cmp.Or(a.Host, "GRPC_HOST"))
+			"without ADMIN_TOKEN_FILE this is served only where no other machine can connect: set ADMIN_TOKEN_FILE, or %s to 127.0.0.1", cmp.Or(p.Host, "GRPC_HOST"))
 	}
 	switch {
 	case err == nil && who.Limited():
-		a.Guard.denied()
-		return http.StatusForbidden, "your token is limited to " + who.domainText() + ", but this shows the whole server: use a token without domains"
+		p.Guard.Denied()
+		return http.StatusForbidden, "your token is limited to " + who.DomainText() + ", but this shows the whole server: use a token without domains"
 	case err == nil:
 		return http.StatusOK, ""
 	}
@@ -233,22 +268,28 @@ func remote(r *http.Request) net.Addr {
 	return nil
 }
 
-// allow is Allow for the caller of a method.
-func (a *Access) allow(ctx context.Context, change bool) (Who, error) {
+// AllowCall is Allow for the caller of a method.
+func (p *Policy) AllowCall(ctx context.Context, change bool) (Who, error) {
 	var c Caller
-	if p, ok := peer.FromContext(ctx); ok {
-		c.From = p.Addr
-		c.OnSocket = a.Socket != "" && p.LocalAddr != nil && p.LocalAddr.Network() == "unix" && p.LocalAddr.String() == a.Socket
-		if err, ok := ctx.Value(deniedKey{}).(error); ok {
-			return Who{From: AddressText(c.From)}, err
-		}
-		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
+	if from, ok := peer.FromContext(ctx); ok {
+		c.From = from.Addr
+		c.OnSocket = p.Socket != "" && from.LocalAddr != nil && from.LocalAddr.Network() == "unix" && from.LocalAddr.String() == p.Socket
+		if info, ok := from.AuthInfo.(credentials.TLSInfo); ok {
 			c.TLS = &info.State
 		}
 	}
 	md, _ := metadata.FromIncomingContext(ctx)
 	c.Authorization = md.Get("authorization")
-	return a.Allow(c, change)
+	return p.Allow(c, change)
+}
+
+// PeerOf returns who made a request, as gRPC has it.
+func PeerOf(r *http.Request) *peer.Peer {
+	p := &peer.Peer{Addr: remote(r)}
+	if r.TLS != nil {
+		p.AuthInfo = credentials.TLSInfo{State: *r.TLS}
+	}
+	return p
 }
 
 // AddressText returns the address of a caller in words; nil is one that is not known.

@@ -1,4 +1,4 @@
-package server
+package storehealth
 
 import (
 	"bytes"
@@ -10,30 +10,24 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
-	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// observed is an observer with its log and health.
-func observed(change func(*settings.Settings)) (o redisObserver, log *bytes.Buffer, h *health.Tracker) {
+// observed returns an observer with its log and health.
+func observed(p Policy) (o *Observer, log *bytes.Buffer, h *health.Tracker) {
 	log, h = new(bytes.Buffer), health.NewTracker()
-	var s settings.Settings
-	s.Backend.OnFailure = "error"
-	if change != nil {
-		change(&s)
-	}
-	return newRedisObserver(&s, slog.New(slog.NewTextHandler(log, nil)), stats.New(), h), log, h
+	return Observe(Config{Name: "redis", Policy: p}, slog.New(slog.NewTextHandler(log, nil)), stats.New(), h), log, h
 }
 
 // TestBreakerInTheLog makes a breaker open and probe many times: the log says twice that it is open, ten seconds apart,
 // and once that this is over.
 func TestBreakerInTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, log, h := observed(nil)
-		o.health.Connected(2)
+		o, log, h := observed(Policy{})
+		o.Connected(2)
 		o.batch(remote.Batch{Node: "a:1", Ops: 1})
-		if why := o.health.NotReady(); why != "" {
+		if why := o.NotReady(); why != "" {
 			t.Errorf("not ready while Redis is well: %s", why)
 		}
 		for range 60 { // 15 s
@@ -41,7 +35,7 @@ func TestBreakerInTheLog(t *testing.T) {
 			time.Sleep(250 * time.Millisecond)
 			o.breaker("a:1", "half-open")
 		}
-		if o.health.NotReady() == "" {
+		if o.NotReady() == "" {
 			t.Error("ready though the breaker of the only node is open")
 		}
 		if c := h.Components()[0]; !h.OK() || !c.Degraded || !strings.Contains(c.LastError, "a:1") {
@@ -51,7 +45,7 @@ func TestBreakerInTheLog(t *testing.T) {
 		if c := h.Components()[0]; !c.OK {
 			t.Errorf("after the breaker has closed redis is %+v", c)
 		}
-		if why := o.health.NotReady(); why != "" {
+		if why := o.NotReady(); why != "" {
 			t.Errorf("not ready after the breaker has closed: %s", why)
 		}
 		if open, closed := strings.Count(log.String(), "the backend is failing"), strings.Count(log.String(), "answers again"); open != 2 || closed != 1 {
@@ -67,22 +61,22 @@ func TestBreakerInTheLog(t *testing.T) {
 // may be ready, until it comes back.
 func TestNodeGone(t *testing.T) {
 	t.Parallel()
-	o, log, _ := observed(nil)
-	o.health.Connected(2)
-	state := func(node string) float64 { return o.node(node).gauge() }
+	o, log, _ := observed(Policy{})
+	o.Connected(2)
+	state := func(node string) float64 { return o.number(node) }
 	for _, node := range []string{"a:1", "b:1"} {
 		o.breaker(node, "closed")
 		o.breaker(node, "open")
 	}
-	if o.health.NotReady() == "" || state("a:1") != float64(health.Open) {
+	if o.NotReady() == "" || state("a:1") != 2 {
 		t.Errorf("ready though the breakers of both nodes are open; that of the first is shown as %v", state("a:1"))
 	}
 	o.breaker("a:1", "gone")
-	if o.health.NotReady() == "" || state("a:1") != float64(health.Closed) {
+	if o.NotReady() == "" || state("a:1") != 0 {
 		t.Errorf("ready though the breaker of the only node is open; that of the other one is shown as %v", state("a:1"))
 	}
 	o.breaker("a:1", "closed")
-	if why := o.health.NotReady(); why != "" {
+	if why := o.NotReady(); why != "" {
 		t.Errorf("not ready though a node is back: %s", why)
 	}
 	if strings.Contains(log.String(), "answers again") {
@@ -95,27 +89,29 @@ func TestHealthOfRedis(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name   string
-		change func(*settings.Settings)
+		policy Policy
 		want   [4]bool // at first, connected, lost, rejected
 		ready  [4]bool
 	}{ // whatever health is, Redis is shown as working only while it is connected
-		{"by default", nil, [4]bool{false, true, true, true}, [4]bool{false, true, false, false}},
+		{"by default", Policy{}, [4]bool{false, true, true, true}, [4]bool{false, true, false, false}},
 		{
-			"following connections", func(s *settings.Settings) { s.Redis.HealthActive = true },
+			"following connections",
+			Policy{Follows: true},
 			[4]bool{false, true, false, false},
 			[4]bool{false, true, false, false},
 		},
 		{
-			"answering without", func(s *settings.Settings) { s.Backend.OnFailure, s.Redis.HealthActive = "Deny", true },
+			"answering without",
+			Policy{Follows: true, Optional: true},
 			[4]bool{true, true, true, true},
 			[4]bool{true, true, true, true},
 		},
 	} {
-		o, _, h := observed(tt.change)
+		o, _, h := observed(tt.policy)
 		for i, step := range []func(){
 			func() {},
-			func() { o.health.Connected(1) },
-			func() { o.health.Connected(0) },
+			func() { o.Connected(1) },
+			func() { o.Connected(0) },
 			func() {
 				o.event(remote.Event{Kind: remote.EventConnectFailed, Node: "a:1", Err: errors.New("no route")})
 			},
@@ -127,8 +123,8 @@ func TestHealthOfRedis(t *testing.T) {
 			if c := h.Components()[0]; c.OK != (i == 1) || c.Degraded != (tt.want[i] && i != 1) {
 				t.Errorf("%s, step %d: redis is shown as %+v", tt.name, i, c)
 			}
-			if got := o.health.NotReady() == ""; got != tt.ready[i] {
-				t.Errorf("%s, step %d: ready is %v (%s), want %v", tt.name, i, got, o.health.NotReady(), tt.ready[i])
+			if got := o.NotReady() == ""; got != tt.ready[i] {
+				t.Errorf("%s, step %d: ready is %v (%s), want %v", tt.name, i, got, o.NotReady(), tt.ready[i])
 			}
 		}
 		if last := h.Components()[0].LastError; !strings.Contains(last, "no route") {

@@ -1,4 +1,4 @@
-package admin
+package access
 
 import (
 	"cmp"
@@ -14,44 +14,28 @@ import (
 
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
-
-	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
 // sessionFor is how long a session lasts.
 const sessionFor = 12 * time.Hour
 
-// Client returns a client of the API within this process, which lets in whom access does. What it calls with comes from
-// [Access.Resume].
-func (s *Service) Client(access Access) adminv1.AdminServiceClient { //nolint:ireturn // as it is generated
-	return adminv1.NewAdminServiceClient(direct{s.behind(access)})
-}
-
-// behind returns the methods for callers whom access lets in.
-func (s *Service) behind(access Access) methods {
-	access.Log = s.access.Log
-	v := *s
-	v.access = access
-	return methods{Service: &v}
-}
-
 // Reachable returns why the sender of a request cannot log in from where it is, with any token.
-func (a *Access) Reachable(r *http.Request) error {
-	if !a.Guarded() {
+func (p *Policy) Reachable(r *http.Request) error {
+	if !p.Guarded() {
 		return nil
 	}
-	return a.overheard(Caller{From: remote(r), TLS: r.TLS})
+	return p.overheard(Caller{From: remote(r), TLS: r.TLS})
 }
 
 // Login returns a text that stands for a token for a time, for a cookie, if the token is good for looking at least. The text
 // says whose token it is, what it is good for and until when, and is signed with the token, but does not hold it: every
 // replica with the token accepts it, and none once the token is gone from its file.
-func (a *Access) Login(r *http.Request, token string) (text string, ends time.Time, err error) {
+func (p *Policy) Login(r *http.Request, token string) (text string, ends time.Time, err error) {
 	token = strings.TrimSpace(token)
-	if _, err := a.Allow(Caller{From: remote(r), Authorization: []string{"Bearer " + token}, TLS: r.TLS}, false); err != nil {
+	if _, err := p.Allow(Caller{From: remote(r), Authorization: []string{"Bearer " + token}, TLS: r.TLS}, false); err != nil {
 		return "", time.Time{}, err
 	}
-	found, full, ok := a.token(token)
+	found, full, ok := p.token(token)
 	if !ok { // it has just been replaced, or nothing is guarded
 		return "", time.Time{}, errWrongToken
 	}
@@ -62,18 +46,18 @@ func (a *Access) Login(r *http.Request, token string) (text string, ends time.Ti
 
 // Resume returns the context in which the sender of a request calls the API, with the text that its cookie holds, and
 // whether they may change something. It is not ok if they have to log in.
-func (a *Access) Resume(r *http.Request, text string) (ctx context.Context, change, ok bool) {
-	ctx = peer.NewContext(r.Context(), peerOf(r))
-	if !a.Guarded() {
+func (p *Policy) Resume(r *http.Request, text string) (ctx context.Context, change, ok bool) {
+	ctx = peer.NewContext(r.Context(), PeerOf(r))
+	if !p.Guarded() {
 		return ctx, false, true
 	}
 	if text != "" {
-		token, full, err := a.session(Caller{From: remote(r), TLS: r.TLS}, text)
+		token, full, err := p.session(Caller{From: remote(r), TLS: r.TLS}, text)
 		if err == nil {
 			return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token), full, true
 		}
 	}
-	_, full, ok := a.certificate(r.TLS)
+	_, full, ok := p.certificate(r.TLS)
 	return ctx, full, ok
 }
 
@@ -83,14 +67,14 @@ var errSession = errors.New("the session has ended: log in again")
 // session returns the token that the text of a caller's cookie stands for, and whether it is good for everything. A text that no token
 // has signed is a guess as a wrong token is. One that has ended is none, but it is found to have ended only after the guard's judgement, or
 // a guesser could tell by that.
-func (a *Access) session(c Caller, text string) (token string, full bool, err error) {
+func (p *Policy) session(c Caller, text string) (token string, full bool, err error) {
 	var ends time.Time
-	if err = a.overheard(c); err == nil {
-		token, full, ends = a.resumed(text)
-		err = a.Guard.judge(c.From, token)
+	if err = p.overheard(c); err == nil {
+		token, full, ends = p.resumed(text)
+		err = p.Guard.judge(c.From, token)
 	}
 	if err != nil {
-		a.Guard.denied()
+		p.Guard.Denied()
 		return "", false, err
 	}
 	if !time.Now().Before(ends) {
@@ -101,7 +85,7 @@ func (a *Access) session(c Caller, text string) (token string, full bool, err er
 
 // resumed returns the token that has signed the text of a cookie, whether it is good for everything, and when the session ends. Without
 // such a token it is empty.
-func (a *Access) resumed(text string) (token string, full bool, ends time.Time) {
+func (p *Policy) resumed(text string) (token string, full bool, ends time.Time) {
 	head, tail, _ := strings.Cut(text, ".")
 	says, err1 := base64.RawURLEncoding.Strict().DecodeString(head)
 	signature, err2 := base64.RawURLEncoding.Strict().DecodeString(tail)
@@ -114,7 +98,7 @@ func (a *Access) resumed(text string) (token string, full bool, ends time.Time) 
 		return "", false, ends
 	}
 	full = words[0] == role(true)
-	for _, t := range a.tokens(full) {
+	for _, t := range p.tokens(full) {
 		if callerName(t, full) == words[2] && hmac.Equal(signed(t.Text, string(says)), signature) {
 			return t.Text, full, time.Unix(seconds, 0)
 		}

@@ -1,4 +1,4 @@
-package admin
+package access
 
 import (
 	"crypto/sha256"
@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -113,4 +114,21 @@ func match(all []Token, text string) (found Token, ok bool) {
 		}
 	}
 	return found, ok
+}
+
+// errDomains says how domains are written behind a name in a file of tokens.
+var errDomains = errors.New("the domains of a token follow its name, separated by commas without spaces, such as ann[domains=shop,search]: TOKEN")
+
+// domains returns those of a list in a file of tokens; nil if it is empty.
+func domains(list string) (all []string, err error) {
+	if list == "" {
+		return nil, nil
+	}
+	all = strings.Split(list, ",")
+	for i, d := range all {
+		if d == "" || slices.Contains(all[:i], d) {
+			return nil, errDomains
+		}
+	}
+	return all, nil
 }

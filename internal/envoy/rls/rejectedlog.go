@@ -1,29 +1,14 @@
-package server
+package rls
 
 import (
 	"context"
-	"fmt"
 	"hash/maphash"
 	"log/slog"
 	"sync/atomic"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/envoy/rls"
-	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 )
-
-// answerBody returns the template of LIMIT_BODY, or nil.
-func answerBody(s *settings.Settings) (*rls.Body, error) {
-	if s.Answer.Body == "" {
-		return nil, nil //nolint:nilnil // there is none
-	}
-	body, err := rls.ParseBody(s.Answer.Body)
-	if err != nil {
-		return nil, fmt.Errorf("LIMIT_BODY: %w", err)
-	}
-	return body, nil
-}
 
 // Which rejections of one rule are logged: the first ones of each second, and then one in many.
 const (
@@ -34,8 +19,8 @@ const (
 // sampleSlots is about how many rules are sampled separately: if there are more, some share their lines.
 const sampleSlots = 1024
 
-// longestLogged is how much of a descriptor is logged, in bytes.
-const longestLogged = 512
+// longestDescriptor is how much of a descriptor is logged, in bytes.
+const longestDescriptor = 512
 
 // rejectedLog logs a sample of rejected requests. It is safe for concurrent use, and takes no lock.
 type rejectedLog struct {
@@ -53,12 +38,10 @@ type sampleSlot struct {
 	omitted  atomic.Uint64 // since the last line
 }
 
-// logRejected returns the function to call for rejections, or nil if LOG_REJECTED is off.
-func logRejected(s *settings.Settings, log *slog.Logger) func(*limiter.Request, *limiter.Verdict) {
-	if !s.Log.Rejected && !s.Log.RejectedValues {
-		return nil
-	}
-	l := &rejectedLog{log: log, values: s.Log.RejectedValues, now: time.Now, seed: maphash.MakeSeed()}
+// LogRejected returns a function for [Config].Rejected that logs a sample of rejections, with values with the keys and values of their
+// descriptors.
+func LogRejected(log *slog.Logger, values bool) func(*limiter.Request, *limiter.Verdict) {
+	l := &rejectedLog{log: log, values: values, now: time.Now, seed: maphash.MakeSeed()}
 	return l.rejected
 }
 
@@ -88,7 +71,7 @@ func (l *rejectedLog) rejected(r *limiter.Request, v *limiter.Verdict) {
 		attrs = append(attrs, slog.String("limit", s.RateLimit.String()))
 	}
 	if l.values {
-		attrs = append(attrs, slog.String("descriptor", r.Descriptors[i].Text(longestLogged)))
+		attrs = append(attrs, slog.String("descriptor", r.Descriptors[i].Text(longestDescriptor)))
 	}
 	l.log.LogAttrs(context.Background(), slog.LevelInfo, "a request was rejected", attrs...)
 }

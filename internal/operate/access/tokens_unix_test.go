@@ -1,6 +1,6 @@
 //go:build unix
 
-package admin_test
+package access_test
 
 import (
 	"fmt"
@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
@@ -22,8 +22,8 @@ func TestTokenFileIsAPipe(t *testing.T) {
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	access := admin.Access{TokenFile: pipe, InClear: true}
-	if _, err := access.Allow(admin.Caller{Authorization: []string{"Bearer x"}}, false); status.Code(err) != codes.Unauthenticated {
+	policy := access.Policy{TokenFile: pipe, InClear: true}
+	if _, err := policy.Allow(access.Caller{Authorization: []string{"Bearer x"}}, false); status.Code(err) != codes.Unauthenticated {
 		t.Error(err)
 	}
 }
@@ -32,9 +32,9 @@ func TestTokenFileIsAPipe(t *testing.T) {
 func TestTokenFileIsParsedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // wrong ones are waited for
 		file := filepath.Join(t.TempDir(), "tokens")
-		access := admin.Access{TokenFile: file, InClear: true, Guard: admin.NewGuard(nil)}
+		policy := access.Policy{TokenFile: file, InClear: true, Guard: access.NewGuard(nil)}
 		look := func(token string) codes.Code {
-			_, err := access.Allow(admin.Caller{Authorization: []string{"Bearer " + token}}, true)
+			_, err := policy.Allow(access.Caller{Authorization: []string{"Bearer " + token}}, true)
 			return status.Code(err)
 		}
 		for round, text := range []string{"", "two words\n", ""} {

@@ -1,7 +1,8 @@
-package admin
+package access
 
 import (
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"sync"
@@ -101,16 +102,16 @@ func (g *Guard) tokens(file string) ([]Token, error) {
 	return p.tokens, p.err
 }
 
-// logs reports whether to log that a file cannot be used, and how often that was left out.
-func (g *Guard) logs(file string) (omitted int, ok bool) {
+// through returns log for a line about a file that cannot be used.
+func (g *Guard) through(log *slog.Logger, file string) *slog.Logger {
 	if g == nil {
-		return 0, true
+		return log
 	}
-	return g.unusable.Allow(file)
+	return g.unusable.Through(log, file)
 }
 
-// denied counts a call that is denied.
-func (g *Guard) denied() {
+// Denied counts a call that is denied.
+func (g *Guard) Denied() {
 	if g != nil && g.failed != nil {
 		g.failed()
 	}

@@ -1,4 +1,4 @@
-package server
+package observe
 
 import (
 	"fmt"
@@ -54,7 +54,7 @@ func TestRejectionsAreLogged(t *testing.T) {
 			}
 		}
 		log, said := timedLog()
-		stop := testkit.Run(t, logRejections(log, l.Tallies).Run)
+		stop := testkit.Run(t, LogRejections(log, l.Tallies).Run)
 		time.Sleep(rejectionsEvery / 2) // so that nothing happens when the log is written
 		reject("a01", 3)
 		reject("a00", 5)
@@ -112,7 +112,7 @@ descriptors:
 			return v
 		}
 		log, said := timedLog()
-		stop := testkit.Run(t, logMistakes(log, l.Mistakes).Run)
+		stop := testkit.Run(t, LogMistakes(log, l.Mistakes).Run)
 		time.Sleep(time.Second / 2) // so that nothing happens at a look
 		id := ask(0, "id", "ann").Reservation
 		for range 1000 {
@@ -156,19 +156,19 @@ at=11m5s level=WARN msg="a rule has a probable mistake" mistake="no limit applie
 func TestSheddingIsLogged(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var now atomic.Pointer[shed]
-		now.Store(&shed{process: 5}) // of which there was a line before
+		var now atomic.Pointer[Shed]
+		now.Store(&Shed{Shed: limiter.Shed{Process: 5}}) // of which there was a line before
 		log, said := timedLog()
-		stop := testkit.Run(t, logShedding(log, func() shed { return *now.Load() }).Run)
+		stop := testkit.Run(t, LogShedding(log, func() Shed { return *now.Load() }).Run)
 		time.Sleep(time.Hour + time.Second/2)
 		for i := range uint64(30) { // a surge with gaps of less than ten seconds
-			now.Store(&shed{process: 7 + i, store: i, calls: i / 5})
+			now.Store(&Shed{Shed: limiter.Shed{Process: 7 + i, Store: i}, Calls: i / 5})
 			time.Sleep(9 * time.Second)
 		}
 		time.Sleep(time.Minute)
-		now.Store(&shed{process: 36, store: 30, calls: 5}) // a single one
+		now.Store(&Shed{Shed: limiter.Shed{Process: 36, Store: 30}, Calls: 5}) // a single one
 		time.Sleep(time.Minute)
-		now.Store(&shed{process: 36, store: 30, calls: 7}) // none by the fallback
+		now.Store(&Shed{Shed: limiter.Shed{Process: 36, Store: 30}, Calls: 7}) // none by the fallback
 		time.Sleep(time.Minute)
 		stop()
 		want := `

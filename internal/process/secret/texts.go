@@ -1,4 +1,4 @@
-package server
+package secret
 
 import (
 	"context"
@@ -13,82 +13,53 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
 	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
-	"github.com/ratelimitd/ratelimitd/internal/process/secret"
-	"github.com/ratelimitd/ratelimitd/internal/process/settings"
-	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// secretKeys returns what is made of CACHE_KEY_SECRET_FILE; nil if it is not set.
-func secretKeys(s *settings.Settings) (*secret.Keys, error) {
-	if s.Backend.KeySecretFile == "" {
-		return nil, nil //nolint:nilnil // no secret is a setting too
-	}
-	keys, err := secret.Read(s.Backend.KeySecretFile)
-	if err != nil {
-		return nil, fmt.Errorf("reading CACHE_KEY_SECRET_FILE: %w", err)
-	}
-	return keys, nil
-}
-
-func counterSecret(keys *secret.Keys) *descriptors.Secret {
-	if keys == nil {
-		return nil
-	}
-	return descriptors.NewSecret(keys.Counters)
-}
-
-// CounterSecret returns what makes the names of counters with these settings; nil if they are plain hashes.
-func CounterSecret(s *settings.Settings) (*descriptors.Secret, error) {
-	keys, err := secretKeys(s)
-	return counterSecret(keys), err
-}
-
-// seal keeps texts so that only a holder of the secret can read or make them. Without a secret it keeps them in clear. With one it reads
-// what is in clear only if the file says that it may be from before: anyone who can write to the store can make that.
-type seal struct {
-	keys   *secret.Keys // nil if there is no secret
+// Texts keeps texts in a backend so that only a holder of the secret can read or make them. Without a secret it keeps them in clear. With
+// one it reads what is in clear only if the file says that it may be from before: anyone who can write to the backend can make that.
+type Texts struct {
+	keys   *Keys // nil if there is no secret
 	log    *slog.Logger
 	unread *throttle.Log
 }
 
-func newSeal(keys *secret.Keys, log *slog.Logger) *seal {
-	return &seal{keys: keys, log: log, unread: throttle.Every(time.Minute)}
+// NewTexts returns Texts with keys, which may be nil.
+func NewTexts(keys *Keys, log *slog.Logger) *Texts {
+	return &Texts{keys: keys, log: log, unread: throttle.Every(time.Minute)}
 }
 
-// close returns a text as the store gets it. about is not in it, and must be the same when it is opened.
-func (s *seal) close(text []byte, about string) []byte {
-	if s.keys == nil {
+// seal returns a text as the backend gets it. about is not in it, and must be the same when it is opened.
+func (t *Texts) seal(text []byte, about string) []byte {
+	if t.keys == nil {
 		return text
 	}
-	return s.keys.Seal(text, about)
+	return t.keys.Seal(text, about)
 }
 
-// open undoes what close did.
-func (s *seal) open(text []byte, about string) ([]byte, error) {
+// open undoes what seal did.
+func (t *Texts) open(text []byte, about string) ([]byte, error) {
 	var open []byte
 	var err error
-	switch sealed := secret.Sealed(text); {
-	case !sealed && (s.keys == nil || s.keys.Clear):
+	switch sealed := Sealed(text); {
+	case !sealed && (t.keys == nil || t.keys.Clear):
 		return text, nil
 	case !sealed:
 		err = errors.New("it is in plaintext, but CACHE_KEY_SECRET_FILE has no line previous: clear")
-	case s.keys == nil:
+	case t.keys == nil:
 		err = errors.New("it is sealed, but CACHE_KEY_SECRET_FILE is not set")
 	default:
-		if open, err = s.keys.Open(text, about); err == nil {
+		if open, err = t.keys.Open(text, about); err == nil {
 			return open, nil
 		}
 	}
-	s.leaveOut(about, err)
+	t.leaveOut(about, err)
 	return nil, err
 }
 
 // leaveOut logs why something in the store is left out.
-func (s *seal) leaveOut(about string, err error) {
-	if omitted, ok := s.unread.Allow(""); ok {
-		s.log.Error("an entry in the backend cannot be read and is skipped: give all replicas the same CACHE_KEY_SECRET_FILE, with the previous secret for a while after a change",
-			"what", about, "error", err, "omitted", omitted)
-	}
+func (t *Texts) leaveOut(about string, err error) {
+	t.unread.Through(t.log, "").Error("an entry in the backend cannot be read and is skipped: "+
+		"give all replicas the same CACHE_KEY_SECRET_FILE, with the previous secret for a while after a change", "what", about, "error", err)
 }
 
 // auditKey is what acts are sealed about: where they are.
@@ -100,14 +71,19 @@ var errHuge = errors.New("it is too large, or no longer exists")
 type sealedAudit struct {
 	audit.Store
 
-	seal *seal
+	texts *Texts
+}
+
+// Audit returns store, which keeps acts in t.
+func (t *Texts) Audit(store audit.Store) audit.Store { //nolint:ireturn // its consumer's own
+	return sealedAudit{store, t}
 }
 
 // Append implements [audit.Store].
 func (s sealedAudit) Append(ctx context.Context, ids []string, acts [][]byte, most int) error {
 	sealed := make([][]byte, len(acts))
 	for i, act := range acts {
-		sealed[i] = s.seal.close(act, auditKey)
+		sealed[i] = s.texts.seal(act, auditKey)
 	}
 	return s.Store.Append(ctx, ids, sealed, most)
 }
@@ -117,10 +93,10 @@ func (s sealedAudit) Page(ctx context.Context, skip, n int) ([][]byte, error) {
 	acts, err := s.Store.Page(ctx, skip, n)
 	for i, act := range acts {
 		if len(act) == 0 {
-			s.seal.leaveOut(auditKey, errHuge)
+			s.texts.leaveOut(auditKey, errHuge)
 			continue
 		}
-		acts[i], _ = s.seal.open(act, auditKey)
+		acts[i], _ = s.texts.open(act, auditKey)
 	}
 	return acts, err
 }
@@ -129,7 +105,12 @@ func (s sealedAudit) Page(ctx context.Context, skip, n int) ([][]byte, error) {
 type sealedRegister struct {
 	replicated.Store
 
-	seal *seal
+	texts *Texts
+}
+
+// Register returns store, which keeps its entries in t.
+func (t *Texts) Register(store replicated.Store) replicated.Store { //nolint:ireturn // its consumer's own
+	return sealedRegister{store, t}
 }
 
 // about is what the seal of an entry is about: all that the store has of it beside the text. So a holder of the secret notices an entry
@@ -143,14 +124,14 @@ func (s sealedRegister) Changes(ctx context.Context, since replicated.Revision, 
 	all, err := s.Store.Changes(ctx, since, self)
 	for i := range all.Entries {
 		e := &all.Entries[i]
-		whole, err := s.seal.open([]byte(e.Text), about(e))
+		whole, err := s.texts.open([]byte(e.Text), about(e))
 		switch {
 		case err != nil:
-			if s.seal.keys != nil && !errors.Is(err, secret.ErrOther) {
+			if s.texts.keys != nil && !errors.Is(err, ErrOther) {
 				all.Unread = append(all.Unread, about(e))
 			}
 			e.Key, e.Text = "", "unread"
-		case secret.Sealed([]byte(e.Text)):
+		case Sealed([]byte(e.Text)):
 			e.Key, e.Text = split(whole)
 		}
 	}
@@ -159,18 +140,18 @@ func (s sealedRegister) Changes(ctx context.Context, since replicated.Revision, 
 
 // Put implements [replicated.Store]. An entry that is there under other names, in clear or by the previous secret, is taken away there.
 func (s sealedRegister) Put(ctx context.Context, since replicated.Revision, entries []replicated.Entry, again bool) (replicated.Revision, error) {
-	if s.seal.keys == nil {
+	if s.texts.keys == nil {
 		return s.Store.Put(ctx, since, entries, again)
 	}
 	var all []replicated.Entry
 	for _, e := range entries {
-		names := s.seal.keys.Names(e.Key)
+		names := s.texts.keys.Names(e.Key)
 		for _, name := range names[1:] {
 			all = append(all, replicated.Entry{Key: name})
 		}
 		whole := fmt.Appendf(nil, "%d %s%s", len(e.Key), e.Key, e.Text) // with the key, behind its length
 		e.Key = names[0]
-		e.Text = string(s.seal.close(whole, about(&e)))
+		e.Text = string(s.texts.seal(whole, about(&e)))
 		all = append(all, e)
 	}
 	return s.Store.Put(ctx, since, all, again)
@@ -200,8 +181,9 @@ type sameSecret struct {
 // markOf separates the name of a replica, and what it says of itself, from the mark of its secret.
 const markOf = "#"
 
-func newSameSecret(s replicated.Store, keys *secret.Keys, log *slog.Logger, h *health.Tracker) *sameSecret {
-	v := &sameSecret{Store: s, log: log, health: h}
+// Same returns store, and reports to the log and to health whether its replicas have different secrets.
+func Same(store replicated.Store, keys *Keys, log *slog.Logger, h *health.Tracker) replicated.Store { //nolint:ireturn // its consumer's own
+	v := &sameSecret{Store: store, log: log, health: h}
 	if keys != nil {
 		v.mark = keys.Mark
 	}

@@ -1,4 +1,4 @@
-package admin_test
+package access_test
 
 import (
 	"crypto/hmac"
@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -15,8 +16,9 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
-	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
+	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
@@ -25,8 +27,23 @@ const (
 	bobsToken = "fedcba9876543210fedcba9876543210"
 )
 
+// tokenFile is a file with a text.
+func tokenFile(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "token")
+	testkit.WriteFile(t, file, text)
+	return file
+}
+
+func wantStatus(t *testing.T, err error, code codes.Code, text string) {
+	t.Helper()
+	if got := status.Convert(err); got.Code() != code || !strings.Contains(got.Message(), text) {
+		t.Errorf("status %v %q; want %v with %q", got.Code(), got.Message(), code, text)
+	}
+}
+
 // resume returns what a cookie is good for: nothing, look or change.
-func resume(a *admin.Access, text string) string {
+func resume(a *access.Policy, text string) string {
 	r := httptest.NewRequest(http.MethodGet, "/ui/", nil)
 	r.RemoteAddr = "127.0.0.1:5"
 	ctx, change, ok := a.Resume(r, text)
@@ -52,7 +69,7 @@ func TestSession(t *testing.T) {
 		return r
 	}
 	synctest.Test(t, func(t *testing.T) {
-		a, replica := &admin.Access{TokenFile: full, ReadTokenFile: read}, &admin.Access{TokenFile: full, ReadTokenFile: read}
+		a, replica := &access.Policy{TokenFile: full, ReadTokenFile: read}, &access.Policy{TokenFile: full, ReadTokenFile: read}
 		ann, ends, err := a.Login(local(), annsToken+"\n")
 		if err != nil || time.Until(ends) != 12*time.Hour || strings.Contains(ann, annsToken) {
 			t.Fatalf("ann: %q until %v, %v", ann, ends, err)
@@ -82,7 +99,7 @@ func TestSession(t *testing.T) {
 			"renamed": {swapped("ann", "bob"), "nothing"}, "longer": {swapped(" 9", " 99"), "nothing"}, "role": {swapped("change", "look"), "nothing"},
 			"cut": {ann[:len(ann)-1], "nothing"}, "of bob's": {strings.Split(ann, ".")[0] + "." + strings.Split(bob, ".")[1], "nothing"},
 		} {
-			for _, at := range []*admin.Access{a, replica} {
+			for _, at := range []*access.Policy{a, replica} {
 				if got := resume(at, tt.text); got != tt.want {
 					t.Errorf("%s: good for %s, want %s", name, got, tt.want)
 				}
@@ -92,8 +109,8 @@ func TestSession(t *testing.T) {
 		// An ended session is no guess, a forged one is, wherever it comes from; over a network in clear neither is looked at.
 		var denied atomic.Int64
 		var log strings.Builder
-		guarded := admin.Access{
-			TokenFile: full, ReadTokenFile: read, Guard: admin.NewGuard(func() { denied.Add(1) }), Log: slog.New(slog.NewTextHandler(&log, nil)),
+		guarded := access.Policy{
+			TokenFile: full, ReadTokenFile: read, Guard: access.NewGuard(func() { denied.Add(1) }), Log: slog.New(slog.NewTextHandler(&log, nil)),
 		}
 		tries := func(from, text string) (what string, took time.Duration, counted int64) {
 			r, began, before := httptest.NewRequest(http.MethodGet, "/ui/", nil), time.Now(), denied.Load()

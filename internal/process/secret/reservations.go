@@ -1,4 +1,4 @@
-package server
+package secret
 
 import (
 	"bytes"
@@ -10,7 +10,6 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/smallfile"
-	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 )
 
 // How often the key is asked for: until there is one, and after that, because the store may have lost it; and how often it
@@ -30,13 +29,14 @@ const (
 // foreignEach is how often the log says that ids come which no server with this one's keys has made.
 const foreignEach = time.Minute
 
-// reservations holds the key that ids of reservations are made with. As a task it shares it with other replicas.
-type reservations struct {
-	sealer limiter.Sealer
-	secret func(ctx context.Context, offered []byte) ([]byte, error) // nil if the key is known
-	uses   reserver
-	begin  []<-chan struct{} // closed when the rules are known and the store has been connected to, or could not be
-	first  chan struct{}     // closed once the key is known, or no rule needs it
+// Reservations holds the key that IDs of reservations are made with. As a task it shares the key with other replicas.
+type Reservations struct {
+	Sealer limiter.Sealer
+
+	shared func(ctx context.Context, offered []byte) ([]byte, error) // nil if the key is known
+	uses   Reserver
+	begin  func(context.Context) // waits until it is known whether a rule needs the key, and the backend can be asked
+	first  chan struct{}         // closed once the key is known, or no rule needs it
 	log    *slog.Logger
 	keys   [][]byte // the one in use, and then the one before it
 	from   string   // where the keys come from, for people
@@ -44,41 +44,46 @@ type reservations struct {
 	foreign uint64 // how many ids were logged
 }
 
-// reserver is what uses the keys.
-type reserver interface {
+// Reserver uses the key.
+type Reserver interface {
 	Reserves() bool     // whether a rule takes reservations
 	ForeignIDs() uint64 // how many came that were made with none of the keys
 }
 
-// newReservations takes the keys from RESERVATION_KEY_FILE; else those that are made of CACHE_KEY_SECRET_FILE, with which a client that
-// reads the store must not learn how to make ids; or else makes one: to be offered to the others where a store is shared, and for
-// this process alone elsewhere.
-func newReservations(s *settings.Settings, st *store, log *slog.Logger) (*reservations, error) {
-	r := &reservations{log: log, first: make(chan struct{})}
-	switch name := s.Backend.ReservationKey; {
-	case name != "":
-		keys, err := readKeys(name)
+// NewReservations takes the keys from file, which is RESERVATION_KEY_FILE; else from k, with which a client that reads the backend must not
+// learn how to make IDs; or else makes one: to be offered to the others where a backend is shared, and for this process alone elsewhere. All
+// may be empty; shared returns the key that all replicas have.
+func NewReservations(
+	file string, k *Keys, shared func(ctx context.Context, offered []byte) ([]byte, error), log *slog.Logger,
+) (*Reservations, error) {
+	r := &Reservations{log: log, first: make(chan struct{})}
+	switch {
+	case file != "":
+		keys, err := readKeys(file)
 		if err != nil {
 			return nil, fmt.Errorf("%w (RESERVATION_KEY_FILE)", err)
 		}
 		r.keys, r.from = keys, "RESERVATION_KEY_FILE"
-	case st.reservationKeys != nil:
-		r.keys, r.from = st.reservationKeys, "CACHE_KEY_SECRET_FILE"
+	case k != nil:
+		r.keys, r.from = k.Reservations, "CACHE_KEY_SECRET_FILE"
 	default:
 		key := make([]byte, keySize)
 		_, _ = rand.Read(key) // never fails
-		if st.reservationKey == nil {
+		if shared == nil {
 			r.from = "this process"
-			r.sealer.SetOwnKey(key)
+			r.Sealer.SetOwnKey(key)
 			return r, nil
 		}
-		r.keys, r.from, r.secret = [][]byte{key}, "Redis", st.reservationKey
+		r.keys, r.from, r.shared = [][]byte{key}, "Redis", shared
+		return r, nil
 	}
-	if r.secret == nil {
-		r.sealer.SetKeys(r.keys...)
-	}
+	r.Sealer.SetKeys(r.keys...)
 	return r, nil
 }
+
+// Use says what uses the key, before [Reservations.Run] is called. begin waits until that knows whether it needs the key, and the backend can
+// be asked.
+func (r *Reservations) Use(by Reserver, begin func(context.Context)) { r.uses, r.begin = by, begin }
 
 // readKeys returns the lines of a file.
 func readKeys(name string) (keys [][]byte, err error) {
@@ -102,28 +107,28 @@ func readKeys(name string) (keys [][]byte, err error) {
 }
 
 // String names the task.
-func (r *reservations) String() string { return "key of reservations" }
+func (r *Reservations) String() string { return "key of reservations" }
 
-// notReady returns why requests that reserve would be charged at once, and ids be taken for forged; "" if they would not.
-func (r *reservations) notReady() string {
-	if r.secret == nil || r.sealer.Ready() || !r.uses.Reserves() {
+// NotReady returns why requests that reserve would be charged at once, and ids be taken for forged; "" if they would not.
+func (r *Reservations) NotReady() string {
+	if r.shared == nil || r.Sealer.Ready() || !r.uses.Reserves() {
 		return ""
 	}
 	return "the backend, which keeps it for all replicas, has not been asked yet"
 }
 
 // First returns a channel that is closed once requests can reserve, or no rule needs that.
-func (r *reservations) First() <-chan struct{} { return r.first }
+func (r *Reservations) First() <-chan struct{} { return r.first }
 
 // Run keeps the key in step with the store, if it is there, once a rule needs it. Where the store has lost it, the one in use is
 // put back; where it has another one, ids that were made with the one before are still accepted. And it reports ids that no
 // server with these keys has made.
-func (r *reservations) Run(ctx context.Context) error {
-	await(ctx, firstRules, r.begin...)
+func (r *Reservations) Run(ctx context.Context) error {
+	r.begin(ctx)
 	logged, good, told := false, time.Now(), time.Time{}
 	for begun := false; ; {
 		wait, known := keyCheck, true
-		if r.secret != nil {
+		if r.shared != nil {
 			wait = keyNeeded
 		}
 		if r.uses.Reserves() {
@@ -151,7 +156,7 @@ func (r *reservations) Run(ctx context.Context) error {
 }
 
 // tell reports whether to log ids.
-func (r *reservations) tell() bool {
+func (r *Reservations) tell() bool {
 	n := r.uses.ForeignIDs()
 	if n == r.foreign {
 		return false
@@ -162,17 +167,17 @@ func (r *reservations) tell() bool {
 	return true
 }
 
-func (r *reservations) sync(ctx context.Context) error {
-	if r.secret == nil {
+func (r *Reservations) sync(ctx context.Context) error {
+	if r.shared == nil {
 		return nil
 	}
-	key, err := r.secret(ctx, r.keys[0])
+	key, err := r.shared(ctx, r.keys[0])
 	if err != nil {
 		return err
 	}
 	if !bytes.Equal(key, r.keys[0]) {
 		r.keys = [][]byte{key, r.keys[0]}
 	}
-	r.sealer.SetKeys(r.keys...)
+	r.Sealer.SetKeys(r.keys...)
 	return nil
 }

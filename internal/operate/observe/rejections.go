@@ -1,4 +1,4 @@
-package server
+package observe
 
 import (
 	"cmp"
@@ -29,11 +29,11 @@ type rejections struct {
 	logged map[string]uint64 // by the rule's path; rules that never rejected have no entry
 }
 
-// logRejections logs once a minute which rules have rejected requests, so that the log answers which limit it was that a
+// LogRejections logs once a minute which rules have rejected requests, so that the log answers which limit it was that a
 // customer met. It costs a decision nothing: it reads what metrics count.
-func logRejections(log *slog.Logger, read func() (*descriptors.Set, func(*descriptors.Rule) limiter.Tally)) task.Func {
+func LogRejections(log *slog.Logger, read func() (*descriptors.Set, func(*descriptors.Rule) limiter.Tally)) task.Func {
 	r := rejections{read: read, logged: map[string]uint64{}}
-	return every("rejections", rejectionsEvery, func(ctx context.Context) { r.log(ctx, log) })
+	return task.Every("rejections", rejectionsEvery, func(ctx context.Context) { r.log(ctx, log) })
 }
 
 // log logs the rules that have rejected most since the last time, and how many others have.

@@ -1,4 +1,4 @@
-package server
+package observe
 
 import (
 	"context"
@@ -16,8 +16,8 @@ const (
 	mistakesMost  = 20          // lines at one look
 )
 
-// logMistakes logs the rules whose calls show a probable mistake, and what to configure. Each call of read passes all of them.
-func logMistakes(log *slog.Logger, read func(func(r *descriptors.Rule, m limiter.Mistake, calls uint64))) task.Func {
+// LogMistakes logs the rules whose calls show a probable mistake, and what to configure. Each call of read passes all of them.
+func LogMistakes(log *slog.Logger, read func(func(r *descriptors.Rule, m limiter.Mistake, calls uint64))) task.Func {
 	type mistake struct {
 		rule string
 		kind limiter.Mistake
@@ -27,7 +27,7 @@ func logMistakes(log *slog.Logger, read func(func(r *descriptors.Rule, m limiter
 		calls uint64
 	}
 	before := map[mistake]told{}
-	return every("mistakes", mistakesLook, func(ctx context.Context) {
+	return task.Every("mistakes", mistakesLook, func(ctx context.Context) {
 		now, lines := time.Now(), 0
 		read(func(r *descriptors.Rule, m limiter.Mistake, calls uint64) {
 			one := mistake{r.Path, m}

@@ -1,4 +1,4 @@
-package server
+package secret_test
 
 import (
 	"log/slog"
@@ -21,7 +21,8 @@ func TestSealedTenants(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
 	unread := make(chan struct{}, 100)
-	replica := func(current, previous string) *tenants.Tenants {
+	replica := func(t *testing.T, current, previous string) *tenants.Tenants {
+		t.Helper()
 		b, err := redis.New(redis.Config{URL: db.Addr(), OpTimeout: 10 * time.Second})
 		if err != nil {
 			t.Fatal(err)
@@ -40,7 +41,7 @@ func TestSealedTenants(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		c.Store = sealedRegister{store, newSeal(keys, slog.New(slog.DiscardHandler))}
+		c.Store = secret.NewTexts(keys, slog.New(slog.DiscardHandler)).Register(store)
 		v := tenants.New(c)
 		testkit.Run(t, v.Run)
 		<-v.First()
@@ -75,15 +76,17 @@ func TestSealedTenants(t *testing.T) {
 		return db.CLI("HGETALL", "rl:{tenants}:entries") + db.CLI("ZRANGE", "rl:{tenants}:changed", "0", "-1") +
 			db.CLI("ZRANGE", "rl:{tenants}:ends", "0", "-1")
 	}
-	put(replica("", ""), "ann@example.com", "gold", "")
-	one := replica("one", "clear")
+	t.Run("in clear", func(t *testing.T) { // which ends, since it would put back what it knows
+		put(replica(t, "", ""), "ann@example.com", "gold", "")
+	})
+	one := replica(t, "one", "clear")
 	on(one, "ann@example.com", "gold")
 	put(one, "bob@example.com", "gold", "")
 	put(one, "ann@example.com", "silver", "gold")
 	if all := shown(); strings.Contains(all, "bob") || strings.Contains(all, "silver") {
 		t.Errorf("Redis shows: %s", all)
 	}
-	two, first := replica("two", "one"), replica("one", "two") // as while the secret is changed
+	two, first := replica(t, "two", "one"), replica(t, "one", "two") // as while the secret is changed
 	on(two, "ann@example.com", "silver")
 	put(two, "ann@example.com", "platinum", "silver")
 	on(first, "ann@example.com", "platinum")
@@ -94,9 +97,9 @@ func TestSealedTenants(t *testing.T) {
 	on(first, "ann@example.com", "")
 	put(two, "cid@example.com", "gold", "")
 	on(first, "cid@example.com", "gold")
-	late := replica("two", "one") // whose first question may have taken too long
+	late := replica(t, "two", "one") // whose first question may have taken too long
 	testkit.Eventually(t, "one that comes later knows who is left", func() bool { return late.Len(plans.Store) == 1 })
-	other := replica("other", "")
+	other := replica(t, "other", "")
 	testkit.Eventually(t, "one with another secret counts what it cannot read", func() bool { return len(unread) > 0 })
 	if n := other.Len(plans.Store); n != 0 {
 		t.Errorf("one with another secret knows %d tenants", n)

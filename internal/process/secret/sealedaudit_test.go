@@ -1,4 +1,4 @@
-package server
+package secret_test
 
 import (
 	"fmt"
@@ -27,7 +27,7 @@ func TestSealedAudit(t *testing.T) {
 		t.Cleanup(func() { _ = b.Close() })
 		acts := b.SideChannel("audit", audit.Script)
 		t.Cleanup(acts.Close)
-		return audit.New(sealedAudit{audit.ScriptStore{SideChannel: acts}, newSeal(keys, log)}, log)
+		return audit.New(secret.NewTexts(keys, log).Audit(audit.ScriptStore{SideChannel: acts}), log)
 	}
 	keys, err := secret.New(strings.Repeat("s", 32), "")
 	if err != nil {
