@@ -17,11 +17,11 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// TestBackend runs the suite, with short random sequences: TestScripts has the long ones.
+// TestBackend runs the suite, with short random sequences and fewer takes: TestScripts has the long ones, and memory the many.
 func TestBackend(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	backendtest.Run(t, backendtest.Harness{Calls: 20, Open: func(tb testing.TB, now func() engine.Micros) backend.Backend {
+	backendtest.Run(t, backendtest.Harness{Calls: 20, Takes: 4000, Open: func(tb testing.TB, now func() engine.Micros) backend.Backend {
 		tb.Helper()
 		s.CLI("FLUSHALL")
 		return run(tb, Config{URL: s.Addr(), Now: now, OpTimeout: slow}, true)
