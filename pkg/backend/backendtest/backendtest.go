@@ -41,6 +41,8 @@ type Harness struct {
 	Calls int
 	// Takes is how many takes many goroutines make concurrently: 20,000 if zero.
 	Takes int
+	// Brief leaves out cases of many reservations, for a backend whose store another test plays them on.
+	Brief bool
 	// FixedWindows says that the backend supports nothing but one fixed window for each descriptor, which is aligned to
 	// the clock and counts rejected hits, and that its clock does not jump back. The suite then tests nothing else.
 	FixedWindows bool

@@ -19,7 +19,7 @@ func TestBackendOverRedis(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	var caches []*nearcache.Backend
-	backendtest.Run(t, backendtest.Harness{Calls: 4, Takes: 4000, Open: func(tb testing.TB, now func() engine.Micros) backend.Backend {
+	backendtest.Run(t, backendtest.Harness{Calls: 4, Takes: 4000, Brief: true, Open: func(tb testing.TB, now func() engine.Micros) backend.Backend {
 		tb.Helper()
 		s.CLI("FLUSHALL")
 		b := nearcache.New(openRedis(tb, s, now), nearcache.Config{Now: now})

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 func TestBackend(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	backendtest.Run(t, backendtest.Harness{Calls: 20, Takes: 4000, Open: func(tb testing.TB, now func() engine.Micros) backend.Backend {
+	backendtest.Run(t, backendtest.Harness{Calls: 20, Takes: 4000, Brief: true, Open: func(tb testing.TB, now func() engine.Micros) backend.Backend {
 		tb.Helper()
 		s.CLI("FLUSHALL")
 		return run(tb, Config{URL: s.Addr(), Now: now, OpTimeout: slow}, true)
