@@ -13,10 +13,10 @@ import (
 	"testing"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"gopkg.in/yaml.v3"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/envoytest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -116,29 +116,11 @@ func startGatewayOf(t *testing.T, file string, more map[string]string) *server {
 }
 
 // gatewayVariables returns the variables that a configuration of Envoy Gateway adds to the Deployment.
-func gatewayVariables(t *testing.T, file string) []struct{ Name, Value string } {
+func gatewayVariables(t *testing.T, file string) []envoytest.Variable {
 	t.Helper()
-	var config struct{ Data map[string]string }
-	if err := yaml.Unmarshal([]byte(read(t, "envoy-gateway/"+file)), &config); err != nil {
-		t.Fatal(err)
-	}
-	var gateway struct {
-		Provider struct {
-			Kubernetes struct {
-				RateLimitDeployment struct {
-					Container struct {
-						Env []struct{ Name, Value string }
-					}
-				} `yaml:"rateLimitDeployment"`
-			}
-		}
-	}
-	if err := yaml.Unmarshal([]byte(config.Data["envoy-gateway.yaml"]), &gateway); err != nil {
-		t.Fatal(err)
-	}
-	env := gateway.Provider.Kubernetes.RateLimitDeployment.Container.Env
-	if len(env) == 0 {
-		t.Fatalf("%s sets no variables", file)
+	env, err := envoytest.GatewayVariables(read(t, "envoy-gateway/"+file))
+	if err != nil || len(env) == 0 {
+		t.Fatalf("%s sets the variables %v: %v", file, env, err)
 	}
 	return env
 }
@@ -209,9 +191,7 @@ func TestComposeREADME(t *testing.T) {
 	}
 	rules := filepath.Join(root, "etc/ratelimitd/rules/edge.yaml")
 	text := strings.Replace(read(t, rules), "requests_per_unit: 20", "requests_per_unit: 30", 1)
-	if err := os.WriteFile(rules, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, os.WriteFile(rules, []byte(text), 0o600))
 	for i, s := range servers {
 		testkit.Eventually(t, fmt.Sprintf("server %d serves the changed file", i), func() bool {
 			_, limit := s.json(t, calls[i][2])
@@ -224,9 +204,7 @@ func TestComposeREADME(t *testing.T) {
 func (s *server) json(t *testing.T, body string) (left, limit int) {
 	t.Helper()
 	status, text, err := testkit.Fetch(t.Context(), http.MethodPost, "http://"+s.At["HTTP"]+"/json", body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	var answer struct {
 		Statuses []struct {
 			LimitRemaining int

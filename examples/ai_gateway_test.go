@@ -44,9 +44,7 @@ func aiGateway(t *testing.T, node string) string {
 	if err == nil {
 		err = cache.SetSnapshot(t.Context(), node, snapshot)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	s := grpc.NewServer()
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(s, serverv3.NewServer(ctx, cache, nil))

@@ -74,9 +74,7 @@ func composeEnv(t *testing.T, example string) (env map[string]string, root strin
 	for _, v := range s.Volumes {
 		here, there, _ := strings.Cut(strings.TrimSuffix(v, ":ro"), ":")
 		dir := filepath.Join(root, there)
-		if err := os.CopyFS(dir, os.DirFS(filepath.Join(example, here))); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, os.CopyFS(dir, os.DirFS(filepath.Join(example, here))))
 	}
 	env = s.Environment
 	env["RUNTIME_ROOT"] = filepath.Join(root, env["RUNTIME_ROOT"])
@@ -102,9 +100,7 @@ func drainDelay(t *testing.T, env map[string]string) time.Duration {
 		text = regexp.MustCompile("(?m)^\\| `DRAIN_DELAY` \\| `(.*?)`").FindStringSubmatch(read(t, "../docs/settings.md"))[1]
 	}
 	delay, err := time.ParseDuration(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	return delay
 }
 

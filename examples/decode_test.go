@@ -10,24 +10,22 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"gopkg.in/yaml.v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // read returns a file of this directory.
 func read(t *testing.T, name string) string {
 	t.Helper()
 	raw, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	return string(raw)
 }
 
 // unpack decodes an Any into a message of the expected type.
 func unpack[M proto.Message](t *testing.T, a *anypb.Any, into M) M {
 	t.Helper()
-	if err := a.UnmarshalTo(into); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, a.UnmarshalTo(into))
 	return into
 }
 
@@ -43,9 +41,7 @@ func decodeStrict(t *testing.T, text string, into func(kind string) any) {
 		if errors.Is(err, io.EOF) {
 			return
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 		object := into(head.Kind)
 		if object == nil {
 			t.Fatalf("a document of kind %q is not expected", head.Kind)

@@ -8,6 +8,7 @@ import (
 	contentv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/content_parsers/json/v3"
 	ssev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/sse_to_metadata/v3"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/envoytest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -16,9 +17,7 @@ import (
 func llmLimits(t *testing.T) []*routev3.RateLimit {
 	t.Helper()
 	var b bootstrapv3.Bootstrap
-	if err := envoytest.Decode(read(t, "envoy-llm/envoy.yaml"), &b); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, envoytest.Decode(read(t, "envoy-llm/envoy.yaml"), &b))
 	return perRoute(t, connectionManager(t, &b, "edge").GetRouteConfig().GetVirtualHosts()[0], "/v1/chat").GetRateLimits()
 }
 
@@ -26,9 +25,7 @@ func llmLimits(t *testing.T) []*routev3.RateLimit {
 func TestEnvoyLLMReadsUsage(t *testing.T) {
 	t.Parallel()
 	var b bootstrapv3.Bootstrap
-	if err := envoytest.Decode(read(t, "envoy-llm/envoy.yaml"), &b); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, envoytest.Decode(read(t, "envoy-llm/envoy.yaml"), &b))
 	filters := connectionManager(t, &b, "edge").GetHttpFilters()
 	sse := unpack(t, filters[1].GetTypedConfig(), &ssev3.SseToMetadata{})
 	parser := unpack(t, sse.GetResponseRules().GetContentParser().GetTypedConfig(), &contentv3.JsonContentParser{})

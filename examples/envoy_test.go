@@ -23,6 +23,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/envoytest"
 )
 
@@ -53,9 +54,7 @@ func asItIs(text string) string { return text }
 func connectionManager(t *testing.T, b *bootstrapv3.Bootstrap, listener string) *hcmv3.HttpConnectionManager {
 	t.Helper()
 	hcm, err := envoytest.ConnectionManager(b, listener)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	return hcm
 }
 

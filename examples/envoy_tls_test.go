@@ -34,9 +34,7 @@ func startTLS(t *testing.T, more map[string]string) *server {
 	env["RUNTIME_ROOT"] = filepath.Join("envoy-tls", env["RUNTIME_ROOT"])
 	maps.Copy(env, more)
 	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "certs/envoy.pem"), filepath.Join(dir, "certs/envoy-key.pem"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM([]byte(read(t, filepath.Join(dir, "certs/ca.pem"))))
 	return startSecured(t, "ratelimitd", env, credentials.NewTLS(&tls.Config{

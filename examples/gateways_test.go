@@ -11,6 +11,8 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	"gopkg.in/yaml.v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // asking is how a proxy asks ratelimitd: the parts of Envoy's configuration that follow from the resources of its controller.
@@ -161,9 +163,7 @@ func contour(t *testing.T) asking {
 			EnableResourceExhaustedCode bool `yaml:"enableResourceExhaustedCode"`
 		} `yaml:"rateLimitService"`
 	}
-	if err := yaml.Unmarshal([]byte(file.Data["contour.yaml"]), &config); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, yaml.Unmarshal([]byte(file.Data["contour.yaml"]), &config))
 	var proxy struct {
 		meta `yaml:",inline"`
 		Spec struct {

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/envoytest"
 )
 
@@ -85,9 +86,7 @@ func TestIstioFilterPatch(t *testing.T) {
 		t.Errorf("the filter is not put before the router of the gateway: %+v", p)
 	}
 	var f hcmv3.HttpFilter
-	if err := envoytest.DecodeTree(p.Patch.Value, &f); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, envoytest.DecodeTree(p.Patch.Value, &f))
 	if f.GetName() != envoytest.FilterName {
 		t.Errorf("the filter's name is %q, want %q", f.GetName(), envoytest.FilterName)
 	}
@@ -122,9 +121,7 @@ func istioActions(t *testing.T) []*routev3.RateLimit_Action {
 	value := p.Patch.Value
 	value["name"], value["domains"] = "any", []string{"*"} // from the host that it is merged into
 	var host routev3.VirtualHost
-	if err := envoytest.DecodeTree(value, &host); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, envoytest.DecodeTree(value, &host))
 	limits := unpack(t, host.GetTypedPerFilterConfig()[envoytest.FilterName], &ratelimitv3.RateLimitPerRoute{}).GetRateLimits()
 	if len(limits) != 1 {
 		t.Fatalf("%d rate limits, want 1", len(limits))
@@ -171,9 +168,7 @@ func TestIstioDestinationRule(t *testing.T) {
 	}
 	var f ratelimitv3.RateLimit
 	var filter hcmv3.HttpFilter
-	if err := envoytest.DecodeTree(envoyFilters(t)[0].Spec.ConfigPatches[0].Patch.Value, &filter); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, envoytest.DecodeTree(envoyFilters(t)[0].Spec.ConfigPatches[0].Patch.Value, &filter))
 	cluster := unpack(t, filter.GetTypedConfig(), &f).GetRateLimitService().GetGrpcService().GetEnvoyGrpc().GetClusterName()
 	if cluster != "outbound|8081||"+r.Spec.Host {
 		t.Errorf("the rule is for %s, and the filter asks %s", r.Spec.Host, cluster)
@@ -209,9 +204,7 @@ func TestIstio(t *testing.T) {
 	passed := 0
 	for range 3 {
 		answer, err := s.client.ShouldRateLimit(t.Context(), request)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 		if answer.GetOverallCode() == rlsv3.RateLimitResponse_OK {
 			passed++
 		}

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"gopkg.in/yaml.v3"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -227,9 +228,7 @@ func TestKubernetesSecured(t *testing.T) {
 		DisableKeepAlives: true, TLSClientConfig: &tls.Config{ServerName: "ratelimitd.default.svc", RootCAs: ca.Pool(), MinVersion: tls.VersionTLS12},
 	}}
 	answer, err := browser.Get("https://" + s.At["DEBUG"] + "/ui/login")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	defer answer.Body.Close()
 	if text, err := io.ReadAll(answer.Body); err != nil || answer.StatusCode != http.StatusOK || !strings.Contains(string(text), "ADMIN_TOKEN_FILE") {
 		t.Errorf("the console over TLS: %d %s %v", answer.StatusCode, text, err)
@@ -241,22 +240,16 @@ func TestKubernetesSecured(t *testing.T) {
 func mountConfigMap(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	const version = "..2026_01_01_00_00_00.1"
-	if err := os.MkdirAll(filepath.Join(dir, version), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, os.MkdirAll(filepath.Join(dir, version), 0o755))
 	links := map[string]string{"..data": version}
 	for name, text := range files {
 		links[name] = filepath.Join("..data", name)
-		if err := os.WriteFile(filepath.Join(dir, version, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, os.WriteFile(filepath.Join(dir, version, name), []byte(text), 0o600))
 	}
 	for name, target := range links {
 		if strings.Contains(name, "/") {
 			t.Fatalf("%q is no name of a ConfigMap's file", name)
 		}
-		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, os.Symlink(target, filepath.Join(dir, name)))
 	}
 }

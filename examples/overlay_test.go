@@ -12,17 +12,16 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/rules/overlay"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/envoytest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 // overlayOfGateway returns the files of the ConfigMap that envoy-gateway.yaml mounts.
 func overlayOfGateway(t *testing.T) files {
 	t.Helper()
-	var config struct{ Data map[string]string }
-	if err := yaml.Unmarshal([]byte(read(t, "envoy-gateway/overlay.yaml")), &config); err != nil {
-		t.Fatal(err)
-	}
-	return config.Data
+	data, err := envoytest.Data(read(t, "envoy-gateway/overlay.yaml"))
+	testkit.Check(t, err)
+	return data
 }
 
 // TestGatewayOverlay lays the overlay over the rules that Envoy Gateway makes of the policy: every part of it meets one.
@@ -55,9 +54,7 @@ func TestGatewayOverlay(t *testing.T) {
 func loadSent(t *testing.T, o descriptors.Options, sent descriptors.Source) *descriptors.Set {
 	t.Helper()
 	set, problems, err := descriptors.Load([]descriptors.Source{sent}, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	for _, p := range problems {
 		if !strings.HasPrefix(p.Text, "shadow_mode has no effect") {
 			t.Error(p)
@@ -94,9 +91,7 @@ func checkSent(t *testing.T, set *descriptors.Set) {
 			} `yaml:"rateLimit"`
 		}
 	}
-	if err := yaml.Unmarshal([]byte(read(t, "envoy-gateway/policy.yaml")), &policy); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, yaml.Unmarshal([]byte(read(t, "envoy-gateway/policy.yaml")), &policy))
 	var want, got []string
 	for _, r := range policy.Spec.RateLimit.Global.Rules {
 		want = append(want, fmt.Sprintf("%d %s %t", r.Limit.Requests, strings.ToUpper(r.Limit.Unit), r.ShadowMode))

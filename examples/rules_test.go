@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/rules/rulefmt"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -15,9 +16,7 @@ import (
 func load(t *testing.T, o descriptors.Options, sources ...descriptors.Source) *descriptors.Set {
 	t.Helper()
 	set, problems, err := descriptors.Load(sources, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	for _, p := range problems {
 		t.Error(p)
 	}
@@ -28,9 +27,7 @@ func load(t *testing.T, o descriptors.Options, sources ...descriptors.Source) *d
 func source(t *testing.T, path string) descriptors.Source {
 	t.Helper()
 	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	return descriptors.Source{Name: path, Data: raw}
 }
 

@@ -68,9 +68,7 @@ func startSecured(t *testing.T, name string, env map[string]string, creds creden
 		t.Fatal(err)
 	}
 	conn, err := grpc.NewClient(s.target, grpc.WithTransportCredentials(creds))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	s.client = rlsv3.NewRateLimitServiceClient(conn)
 	t.Cleanup(func() {
 		if err := errors.Join(conn.Close(), s.Terminate()); err != nil || t.Failed() {
@@ -109,9 +107,7 @@ func (s *server) expect(t *testing.T, domain, key, value string, want *rlsv3.Rat
 		Domain:      domain,
 		Descriptors: []*rlcommonv3.RateLimitDescriptor{{Entries: []*rlcommonv3.RateLimitDescriptor_Entry{{Key: key, Value: value}}}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	if answer.GetOverallCode() != rlsv3.RateLimitResponse_OK {
 		t.Errorf("%s=%s is answered %s", key, value, answer.GetOverallCode())
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"crypto/rand"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -16,6 +15,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -54,9 +54,7 @@ func TestReadTokenAttacks(t *testing.T) {
 	t.Parallel()
 	db, full, read := redistest.Start(t), filepath.Join(t.TempDir(), "full"), filepath.Join(t.TempDir(), "read")
 	for name, text := range map[string]string{full: "ann: full-token\n", read: "sam[domains=shop]: read-token\n"} {
-		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		certstest.Write(t, name, []byte(text))
 	}
 	start := func() *daemon {
 		d := startDaemon(t, db, controlRules, "ADMIN=true", "ADMIN_TOKEN_FILE="+full, "ADMIN_READ_TOKEN_FILE="+read, "REDIS_OP_TIMEOUT=10s")

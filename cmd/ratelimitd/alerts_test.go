@@ -167,9 +167,7 @@ const rulesFile = "deploy/grafana/rules.yaml"
 func alerts(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(repository, rulesFile))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	return string(text)
 }
 
@@ -181,9 +179,7 @@ func rulesOfPrometheus(t *testing.T) (all []prometheusRule) {
 	var file struct {
 		Groups []struct{ Rules []prometheusRule }
 	}
-	if err := yaml.Unmarshal([]byte(alerts(t)), &file); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, yaml.Unmarshal([]byte(alerts(t)), &file))
 	for _, g := range file.Groups {
 		all = append(all, g.Rules...)
 	}
@@ -242,9 +238,7 @@ func promtool(t *testing.T, interval time.Duration, pages []string, all []expect
 		g.PromqlExprTest = append(g.PromqlExprTest, c)
 	}
 	text, err := yaml.Marshal(map[string]any{"rule_files": []string{"alerts.yaml"}, "evaluation_interval": seconds(1), "tests": []group{g}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	testkit.NotShort(t)
 	dir := t.TempDir()
 	certstest.Write(t, filepath.Join(dir, "alerts.yaml"), []byte(rules))
@@ -444,16 +438,12 @@ func storePanics(t *testing.T) []string {
 	dir := t.TempDir()
 	certstest.Write(t, filepath.Join(dir, "rules.yaml"), []byte(endlessRules))
 	s, _, err := settings.Parse(testkit.Env(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	d := &daemon{t: t, Daemon: new(testkit.Daemon)}
 	v, err := server.New(t.Context(), s, server.Config{
 		Log: slog.New(slog.DiscardHandler), Stdout: &d.Stdout, Store: func(b backend.Backend) backend.Backend { return panicking{b} },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	testkit.Run(t, v.Run)
 	testkit.Eventually(t, "it serves", func() bool { return strings.Contains(d.Stdout.String(), "\ndebug ") })
 	d.At = testkit.Addresses(d.Stdout.String())
@@ -492,9 +482,7 @@ func memoryIsFull(t *testing.T) []string {
 		d.until("a counter is dropped", func() bool {
 			for range 100 {
 				n++
-				if _, err := client.ShouldRateLimit(t.Context(), request("user", strconv.Itoa(n))); err != nil {
-					t.Fatal(err)
-				}
+				decide(t, client, request("user", strconv.Itoa(n)))
 			}
 			return d.metric("ratelimitd_memory_forced_out_total") > 0
 		})

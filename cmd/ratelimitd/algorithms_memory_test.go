@@ -29,6 +29,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/rules/overlay"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -44,13 +45,9 @@ func playOnMemory(t *testing.T, parts map[string]string) {
 		sealer.SetKeys([]byte(t.Name()))
 		l := limiter.New(store, registry, limiter.Config{Overrides: o.controls.Overrides(), Plans: o.tenants.Plans(), Reservations: sealer})
 		reload := func(rules string) error { return loadRules(l, rules, parts["overlay.yaml"]) }
-		if err := reload(parts["rules.yaml"]); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, reload(parts["rules.yaml"]))
 		if table, ok := parts["tenants.csv"]; ok {
-			if err := o.tenants.Load([]tenants.Input{{Name: "tenants.csv", Reader: strings.NewReader(table)}}); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Check(t, o.tenants.Load([]tenants.Input{{Name: "tenants.csv", Reader: strings.NewReader(table)}}))
 		}
 		client, stop := serveTraces(t, l, answers(t, parts["settings"]))
 		start := time.Now() // midnight UTC of a day that begins no week, but none is used
@@ -167,9 +164,7 @@ func serveTraces(t *testing.T, l *limiter.Limiter, c rls.Config) (client rlsv3.R
 	conn, err := grpc.NewClient("passthrough:///trace",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	return rlsv3.NewRateLimitServiceClient(conn), func() {
 		if err := conn.Close(); err != nil {
 			t.Error(err)

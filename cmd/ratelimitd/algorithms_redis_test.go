@@ -76,9 +76,7 @@ func playOnRedis(t *testing.T, parts map[string]string, db *redistest.Server, se
 		}
 		return nil
 	}
-	if err := reload(parts["rules.yaml"]); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, reload(parts["rules.yaml"]))
 	play(t, &traced{
 		client: asked,
 		reset: func(ctx context.Context, domain, descriptor string, force bool) (bool, error) {
@@ -93,9 +91,7 @@ func playOnRedis(t *testing.T, parts map[string]string, db *redistest.Server, se
 func serveOnRedis(t *testing.T, c redis.Config) (*limiter.Limiter, rlsv3.RateLimitServiceClient) { //nolint:ireturn // what the generated code has
 	t.Helper()
 	store, err := redis.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	testkit.Run(t, store.Run)
 	l := limiter.New(store, stats.New(), limiter.Config{ReferenceNames: c.KeyFormat == redis.ReferenceKeys})
 	client, stop := serveTraces(t, l, answers(t, ""))

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write docs/differences.md and the figures of docs/sizing.md")
@@ -25,9 +27,7 @@ type part struct {
 func parts(t *testing.T, name string) (all []part) {
 	t.Helper()
 	doc, err := os.ReadFile(filepath.Join(repository, "docs", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	for _, section := range regexp.MustCompile(`(?m)^###? `).Split(string(doc), -1)[1:] {
 		title, text, _ := strings.Cut(section, "\n")
 		p := part{title: title}
@@ -75,9 +75,7 @@ func TestDifferences(t *testing.T) {
 	const begin, end = "<!-- rows: written by make docs from compatibility.md -->\n", "<!-- end of rows -->\n"
 	path := filepath.Join(repository, "docs", "differences.md")
 	page, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	before, rest, begun := strings.Cut(string(page), begin)
 	_, after, ended := strings.Cut(rest, end)
 	if !begun || !ended {
@@ -97,9 +95,7 @@ func TestDifferences(t *testing.T) {
 	}
 	want := before + begin + rows.String() + "\n" + end + after
 	if *rewrite {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, os.WriteFile(path, []byte(want), 0o644))
 		return
 	}
 	if diff := cmp.Diff(want, string(page)); diff != "" {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
@@ -29,13 +30,9 @@ func TestCompletion(t *testing.T) {
 	rules := t.TempDir()
 	for i, name := range []string{"x$(touch${IFS}run)1", "x$(touch${IFS}run)2", "w`touch${IFS}run`1", "y;touch run;1", "y;touch run;2", "'z$(touch${IFS}run)"} {
 		text := "domain: " + fmt.Sprintf("%q", name) + "\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]\n"
-		if err := os.WriteFile(filepath.Join(rules, fmt.Sprint(i)), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		certstest.Write(t, filepath.Join(rules, fmt.Sprint(i)), []byte(text))
 	}
-	if err := os.WriteFile(filepath.Join(rules, "good"), []byte(goodDomain), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	certstest.Write(t, filepath.Join(rules, "good"), []byte(goodDomain))
 	d := startCommand(t, exec.Command(shipped.Path(t, "ratelimitd")), rules, "ADMIN=true") //nolint:noctx // it ends by a signal
 	for _, shell := range []struct {
 		name, load string
@@ -93,29 +90,17 @@ type teletype struct {
 func onTerminal(t *testing.T, cmd *exec.Cmd) *teletype {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	fd := int(master.Fd()) //nolint:gosec // a descriptor
-	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0))
 	number, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	slave, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 50, Col: 500}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
+	testkit.Check(t, unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 50, Col: 500}))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
 	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Setctty: true}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, cmd.Start())
 	_ = slave.Close() // the program has it
 	tty := &teletype{t: t, master: master}
 	read := make(chan struct{})

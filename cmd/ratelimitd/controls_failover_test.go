@@ -25,9 +25,7 @@ func replicated(t *testing.T, master *redistest.Server, key string) {
 	t.Helper()
 	last := master.Client().Conn()
 	defer func() { _ = last.Close() }() // nothing is under way any more
-	if err := last.Set(t.Context(), key+":last", 1, time.Hour).Err(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, last.Set(t.Context(), key+":last", 1, time.Hour).Err())
 	testkit.Eventually(t, "a replica has what the master has", func() bool {
 		n, err := last.Wait(t.Context(), 1, time.Second).Result()
 		return err == nil && n > 0

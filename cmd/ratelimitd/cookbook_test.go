@@ -12,6 +12,7 @@ import (
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 
 	"github.com/ratelimitd/ratelimitd/internal/rules/rulefmt"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/envoytest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -105,9 +106,7 @@ func (r *recipe) alone() bool {
 func (r *recipe) checkSent(t *testing.T) {
 	t.Helper()
 	limits, err := r.sent()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	for line := range strings.Lines(r.parts["trace"]) {
 		ask, _, _ := strings.Cut(line, " => ")
 		fields := strings.Fields(ask)

@@ -111,9 +111,7 @@ func dashboardQueries(t *testing.T, mention string, choice map[string]string) (a
 	if err == nil {
 		err = json.Unmarshal(text, &board)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	ask := func(of, name, expr string) {
 		if !strings.Contains(expr, mention) {
 			return
@@ -290,9 +288,7 @@ func (d *daemon) notTLS() {
 	if err == nil {
 		_, err = conn.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
 	}
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	testkit.Check(d.t, err)
 	if err := conn.Close(); err != nil {
 		d.t.Error(err)
 	}

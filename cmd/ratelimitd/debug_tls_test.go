@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -43,9 +42,7 @@ func (s *secured) fetch(t *testing.T, c *tls.Config, r *http.Request) (a answer,
 func (s *secured) ask(t *testing.T, method, path, body string) *http.Request {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, "https://"+s.At["DEBUG"]+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	if body != "" {
 		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	}
@@ -58,9 +55,7 @@ func (s *secured) ask(t *testing.T, method, path, body string) *http.Request {
 func TestDebugTLS(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "tokens")
-	if err := os.WriteFile(file, []byte("ann: sesame-of-ann-0123456789abcdef\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	certstest.Write(t, file, []byte("ann: sesame-of-ann-0123456789abcdef\n"))
 	s := startSecured(t, "GRPC_SERVER_USE_TLS=false", "DEBUG_TLS=true", "ADMIN=true", "ADMIN_TOKEN_FILE="+file, "ADMIN_TLS_SAN=ops.edge")
 	ops := s.config(t, new(s.clients.Issue(t, x509.Certificate{DNSNames: []string{"ops.edge"}})))
 	other := s.config(t, new(s.clients.Issue(t, x509.Certificate{DNSNames: []string{"other.edge"}})))
@@ -87,15 +82,11 @@ func TestDebugTLS(t *testing.T) {
 	}
 	failures := func() float64 {
 		a, err := s.fetch(t, bare, s.ask(t, http.MethodGet, "/metrics", ""))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 		_, rest, _ := strings.Cut(a.text, "\nratelimitd_tls_handshake_errors_total ")
 		line, _, _ := strings.Cut(rest, "\n")
 		n, err := strconv.ParseFloat(line, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 		return n
 	}
 	stranger := certstest.NewCA(t, "strangers").Issue(t, x509.Certificate{DNSNames: []string{"ops.edge"}}).TLS(t)
@@ -132,9 +123,7 @@ func TestDebugTLS(t *testing.T) {
 	testkit.Eventually(t, "the renewed certificate is shown", func() bool {
 		c := bare.Clone()
 		conn, err := (&tls.Dialer{Config: c}).DialContext(t.Context(), "tcp", s.At["DEBUG"])
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 		defer conn.Close()
 		return conn.(*tls.Conn).ConnectionState().PeerCertificates[0].Equal(want)
 	}, s.Log.String)
@@ -144,17 +133,13 @@ func TestDebugTLS(t *testing.T) {
 func plainTold(t *testing.T, s *secured) {
 	t.Helper()
 	conn, err := net.Dial("tcp", s.At["DEBUG"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	defer conn.Close()
 	if _, err := io.WriteString(conn, "GET /ui/ HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
 	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	defer answer.Body.Close()
 	if text, err := io.ReadAll(answer.Body); answer.StatusCode != http.StatusBadRequest || !strings.Contains(string(text), "sent an HTTP request to an HTTPS server") {
 		t.Errorf("plain text: %d %q, %v", answer.StatusCode, text, err)

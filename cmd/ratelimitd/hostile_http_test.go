@@ -128,16 +128,10 @@ func (d *daemon) live() float64 {
 func (d *daemon) dialSlow() net.Conn {
 	d.t.Helper()
 	c, err := net.Dial("tcp", d.At["DEBUG"])
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	testkit.Check(d.t, err)
 	d.t.Cleanup(func() { _ = c.Close() })
-	if err := c.(*net.TCPConn).SetReadBuffer(4096); err != nil {
-		d.t.Fatal(err)
-	}
-	if err := c.SetDeadline(time.Now().Add(testkit.Patience)); err != nil {
-		d.t.Fatal(err)
-	}
+	testkit.Check(d.t, c.(*net.TCPConn).SetReadBuffer(4096))
+	testkit.Check(d.t, c.SetDeadline(time.Now().Add(testkit.Patience)))
 	return c
 }
 

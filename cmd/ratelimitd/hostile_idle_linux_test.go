@@ -2,8 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -13,6 +11,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 )
 
 // TestG57_FramesWithoutCalls: connections of eight addresses fill the port, and send frames that keep them busy but no call. A client with a
@@ -21,11 +20,8 @@ func TestG57_FramesWithoutCalls(t *testing.T) {
 	t.Parallel()
 	const calls = 5
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "rules.yaml"), []byte(hostileRules), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("sh", "-c", `ulimit -n 256 && exec "$0"`, shipped.Path(t, "ratelimitd")) //nolint:noctx // it ends by a signal
-	d := startCommand(t, cmd, dir, "BACKEND_TYPE=memory")
+	certstest.Write(t, filepath.Join(dir, "rules.yaml"), []byte(hostileRules))
+	d := startWithFewFiles(t, dir)
 	slow := rlsv3.NewRateLimitServiceClient(d.from("127.0.0.2"))
 	ask := func() {
 		t.Helper()

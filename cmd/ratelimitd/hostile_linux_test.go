@@ -6,11 +6,8 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -22,44 +19,40 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 )
 
 // hostileRules never shed.
 const hostileRules = "domain: shop\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 4294967295}}]\n"
 
-// rss returns the resident memory of the server in bytes.
-func (d *daemon) rss() int64 {
-	d.t.Helper()
-	text, err := os.ReadFile("/proc/" + strconv.Itoa(d.PID()) + "/status")
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	m := regexp.MustCompile(`VmRSS:\s+(\d+) kB`).FindSubmatch(text)
-	if m == nil {
-		d.t.Fatalf("no VmRSS in\n%s", text)
-	}
-	n, _ := strconv.ParseInt(string(m[1]), 10, 64)
-	return n << 10
+// dialFrom connects to the server from an address of this machine.
+func (d *daemon) dialFrom(ctx context.Context, address string) (net.Conn, error) {
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}, Timeout: testkit.Patience}
+	return dialer.DialContext(ctx, "tcp", d.At["GRPC"])
 }
 
-// http2Conn opens a connection to the server from an address of this machine, says hello, and discards what it hears.
+// from is a client that connects to the server from an address of this machine, until the test ends.
+func (d *daemon) from(address string) *grpc.ClientConn {
+	d.t.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+d.At["GRPC"], grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return d.dialFrom(ctx, address) }))
+	testkit.Check(d.t, err)
+	d.t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// http2Conn opens a connection of HTTP/2 from an address, which says hello. The server may close it.
 func (d *daemon) http2Conn(from string) net.Conn {
 	d.t.Helper()
-	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: testkit.Patience}
-	c, err := dialer.DialContext(d.t.Context(), "tcp", d.At["GRPC"])
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	if _, err := io.WriteString(c, http2.ClientPreface+"\x00\x00\x00\x04\x00\x00\x00\x00\x00"); err != nil { // and SETTINGS
-		d.t.Fatal(err)
-	}
+	c, err := d.dialFrom(d.t.Context(), from)
+	testkit.Check(d.t, err)
+	_, _ = io.WriteString(c, http2.ClientPreface+"\x00\x00\x00\x04\x00\x00\x00\x00\x00") // and SETTINGS; an error where it is closed
 	return c
 }
 
-// idle opens connections of HTTP/2 from an address, which say hello and nothing else. The server may close them.
+// idle opens connections of HTTP/2 from an address, which say nothing but hello.
 func (d *daemon) idle(from string, n int) (closeAll func()) {
 	d.t.Helper()
-	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: testkit.Patience}
 	var open []net.Conn
 	closeAll = func() {
 		for _, c := range open {
@@ -68,33 +61,21 @@ func (d *daemon) idle(from string, n int) (closeAll func()) {
 	}
 	d.t.Cleanup(closeAll)
 	for range n {
-		c, err := dialer.DialContext(d.t.Context(), "tcp", d.At["GRPC"])
-		if err != nil {
-			d.t.Fatal(err)
-		}
-		open = append(open, c)
-		_, _ = io.WriteString(c, http2.ClientPreface+"\x00\x00\x00\x04\x00\x00\x00\x00\x00") // an error where it is closed
+		open = append(open, d.http2Conn(from))
 	}
 	return closeAll
 }
 
-// answers expects an answer to a client that connects from an address.
+// answers expects an answer to a client that connects from an address, and leaves.
 func (d *daemon) answers(from string) {
 	d.t.Helper()
-	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
-	conn, err := grpc.NewClient("passthrough:///"+d.At["GRPC"], grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) }))
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	conn := d.from(from)
 	ctx, cancel := context.WithTimeout(d.t.Context(), testkit.Patience)
 	defer cancel()
 	if _, err := rlsv3.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, request("user", "ann"), grpc.WaitForReady(true)); err != nil {
 		d.t.Errorf("a client from %s: %v", from, err)
 	}
-	if err := conn.Close(); err != nil {
-		d.t.Error(err)
-	}
+	testkit.Check(d.t, conn.Close())
 }
 
 // says expects that both pages about health say it, and that the server stays healthy.
@@ -156,16 +137,20 @@ func (d *daemon) closed(reason string) float64 {
 	return d.metric(`ratelimitd_connections_closed_total{reason="` + reason + `"}`)
 }
 
+// startWithFewFiles starts a server that may have 256 files open.
+func startWithFewFiles(t *testing.T, rules string) *daemon {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", `ulimit -n 256 && exec "$0"`, shipped.Path(t, "ratelimitd")) //nolint:noctx // it ends by a signal
+	return startCommand(t, cmd, rules, "BACKEND_TYPE=memory")
+}
+
 // TestG41_FewFiles: 400 connections to a server that may have 256 files open.
 func TestG41_FewFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	rules := filepath.Join(dir, "rules.yaml")
-	if err := os.WriteFile(rules, []byte(hostileRules), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("sh", "-c", `ulimit -n 256 && exec "$0"`, shipped.Path(t, "ratelimitd")) //nolint:noctx // it ends by a signal
-	d := startCommand(t, cmd, dir, "BACKEND_TYPE=memory")
+	certstest.Write(t, rules, []byte(hostileRules))
+	d := startWithFewFiles(t, dir)
 	for i := range 8 {
 		d.idle(fmt.Sprintf("127.0.0.%d", 10+i), 50)
 	}
@@ -175,9 +160,7 @@ func TestG41_FewFiles(t *testing.T) {
 		}
 	}
 	d.answers("127.0.0.3")
-	if err := os.WriteFile(rules, []byte(strings.Replace(hostileRules, "key: user", "key: reloaded", 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	certstest.Write(t, rules, []byte(strings.Replace(hostileRules, "key: user", "key: reloaded", 1)))
 	d.signal(syscall.SIGHUP)
 	testkit.Eventually(t, "the rules are loaded again", func() bool {
 		text, _ := d.get("DEBUG", "/rlconfig")

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -12,7 +11,6 @@ import (
 	rlqspb "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
@@ -25,19 +23,6 @@ descriptors:
 - key: user
   rate_limit: {unit: hour, requests_per_unit: 4294967295}
 `
-
-// from connects to the server from an address of this machine.
-func (d *daemon) from(address string) *grpc.ClientConn {
-	d.t.Helper()
-	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
-	conn, err := grpc.NewClient("passthrough:///"+d.At["GRPC"], grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) }))
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	d.t.Cleanup(func() { _ = conn.Close() })
-	return conn
-}
 
 // quotaReport is a report of so many buckets, each with a request.
 func quotaReport(name string, buckets int) *rlqspb.RateLimitQuotaUsageReports {
@@ -81,7 +66,7 @@ func TestG51_SameBuckets(t *testing.T) {
 		<-ctx.Done()
 	})
 	defer stop()
-	conn, answered, most := d.from("127.0.0.2"), 0, int64(0)
+	conn, answered, most := d.from("127.0.0.2"), 0, 0
 	for i := range 7 {
 		ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 		if err := quotaStream(ctx, conn, quotaReport(fmt.Sprint("innocent", i), 1)); err == nil {
@@ -91,7 +76,7 @@ func TestG51_SameBuckets(t *testing.T) {
 		}
 		cancel()
 		time.Sleep(500 * time.Millisecond)
-		most = max(most, d.rss())
+		most = max(most, d.Resident(t))
 	}
 	if answered < 7 || most > 200<<20 { // GOGC=200 makes 100 MB of 32
 		t.Errorf("%d of 7 clients of another address were answered, with %d MB", answered, most>>20)
@@ -124,8 +109,8 @@ func TestG51_NewBuckets(t *testing.T) {
 		<-ctx.Done()
 	})
 	defer stop()
-	if during := late(); during > before+0.25 || d.rss() > 250<<20 {
-		t.Errorf("%.0f %% of calls took more than 20 ms, before %.0f %%, with %d MB", 100*during, 100*before, d.rss()>>20)
+	if during := late(); during > before+0.25 || d.Resident(t) > 250<<20 {
+		t.Errorf("%.0f %% of calls took more than 20 ms, before %.0f %%, with %d MB", 100*during, 100*before, d.Resident(t)>>20)
 	}
 	if n := d.metric("ratelimitd_rlqs_buckets"); n == 0 || n > 9000 {
 		t.Errorf("%v buckets, want some", n)

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/memcachedtest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
@@ -144,8 +145,8 @@ func everythingOverRedis(t *testing.T) string {
 	ask := func(domain, key string, negative bool) error {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		q := &rlcommonv3.RateLimitDescriptor{HitsAddend: wrapperspb.UInt64(hits), IsNegativeHits: negative}
-		q.Entries = []*rlcommonv3.RateLimitDescriptor_Entry{{Key: "a"}, {Key: key}}
+		q := descriptorOf("a," + key)
+		q.HitsAddend, q.IsNegativeHits = wrapperspb.UInt64(hits), negative
 		_, err := client.ShouldRateLimit(ctx, &rlsv3.RateLimitRequest{Domain: domain, Descriptors: []*rlcommonv3.RateLimitDescriptor{q}})
 		return err
 	}
@@ -161,24 +162,16 @@ func everythingOverRedis(t *testing.T) string {
 	if _, err := admin.Limit(t.Context(), limited); err != nil {
 		t.Fatal(err)
 	}
-	if err := ask("shop", "blocked", false); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, ask("shop", "blocked", false))
 	for _, key := range []string{"user", "user", "user", "user", "shadow", "free"} { // the last user is rejected from memory
-		if err := ask("shop", key, false); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, ask("shop", key, false))
 	}
-	if err := errors.Join(ask("shop", "user", true), ask("nowhere", "a", false)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, errors.Join(ask("shop", "user", true), ask("nowhere", "a", false)))
 	if ask("", "a", false) == nil {
 		t.Error("a request without a domain is answered")
 	}
 	for hits = range 2 { // the second one has a cost, but no ID
-		if err := ask("shop", "reserved", false); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, ask("shop", "reserved", false))
 	}
 	hits = 1
 	certstest.Write(t, filepath.Join(dir, "bad.yaml"), []byte("domain: ["))
@@ -205,25 +198,18 @@ func everythingOverMemcached(t *testing.T) string {
 func rejections(t *testing.T) string {
 	t.Helper()
 	d := startProcess(t, countedRules)
-	q := &rlcommonv3.RateLimitDescriptor{Entries: []*rlcommonv3.RateLimitDescriptor_Entry{{Key: "a"}, {Key: "user"}}}
 	for range 4 {
-		if _, err := d.client().ShouldRateLimit(t.Context(), &rlsv3.RateLimitRequest{Domain: "shop", Descriptors: []*rlcommonv3.RateLimitDescriptor{q}}); err != nil {
-			t.Fatal(err)
-		}
+		decide(t, d.client(), &rlsv3.RateLimitRequest{Domain: "shop", Descriptors: descriptorsOf("a,user")})
 	}
 	stream, err := rlqspb.NewRateLimitQuotaServiceClient(d.dial()).StreamRateLimitQuotas(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	report := &rlqspb.RateLimitQuotaUsageReports{Domain: "shop"}
 	for _, key := range []string{"shared", "unknown"} {
 		report.BucketQuotaUsages = append(report.BucketQuotaUsages, &rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage{
 			BucketId: &rlqspb.BucketId{Bucket: map[string]string{"a": "", key: ""}}, NumRequestsAllowed: 1, NumRequestsDenied: 1,
 		})
 	}
-	if err := stream.Send(report); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, stream.Send(report))
 	if _, err := stream.Recv(); err != nil {
 		t.Fatal(err)
 	}

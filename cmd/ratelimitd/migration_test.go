@@ -14,6 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
@@ -30,9 +32,7 @@ const migrationDoc = repository + "/docs/migrate.md"
 func TestMigration(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile(migrationDoc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	p := scripts(t, "testdata/migration")
 	doc := &document{blocks: regexp.MustCompile("(?ms)^```(\\w+)\n(.*?)^```$").FindAllStringSubmatch(string(raw), -1)}
 	p.Cmds["doc"] = doc.play
@@ -161,9 +161,7 @@ func bucket(more string) string {
 func TestMigrationTable(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile(migrationDoc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	_, table, _ := strings.Cut(string(raw), "\n| you change | its counters |\n| --- | --- |\n")
 	table, _, _ = strings.Cut(table, "\n\n")
 	rows := strings.Split(strings.TrimSpace(table), "\n")
@@ -194,10 +192,7 @@ func TestMigrationTable(t *testing.T) {
 	}
 	db := redistest.Start(t)
 	ask := func(d *daemon, domain string, hits uint32) *rlsv3.RateLimitResponse_DescriptorStatus {
-		answer, err := d.client().ShouldRateLimit(t.Context(), &rlsv3.RateLimitRequest{Domain: domain, HitsAddend: hits, Descriptors: descriptorsOf("k=v")})
-		if err != nil {
-			t.Fatal(err)
-		}
+		answer := decide(t, d.client(), &rlsv3.RateLimitRequest{Domain: domain, HitsAddend: hits, Descriptors: descriptorsOf("k=v")})
 		return answer.GetStatuses()[0]
 	}
 	d := startDaemon(t, db, "", "REDIS_OP_TIMEOUT=10s", dirOf(t, before.String()))
@@ -224,9 +219,7 @@ func dirOf(t *testing.T, rules string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for i, text := range strings.Split(rules, "---\n")[1:] {
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("r%d.yaml", i)), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		certstest.Write(t, filepath.Join(dir, fmt.Sprintf("r%d.yaml", i)), []byte(text))
 	}
 	return "RUNTIME_ROOT=" + dir
 }

@@ -52,9 +52,7 @@ descriptors:
 		t.Fatal(err)
 	}
 	path, err := exec.LookPath("ratelimitd_hurried")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	d := startCommand(t, exec.Command(path), dir) //nolint:noctx // it ends by a signal
 	c := d.client()
 	ask := func(hits uint64, key string, values ...[2]string) {
@@ -67,9 +65,7 @@ descriptors:
 			}
 			r.Descriptors = append(r.Descriptors, d)
 		}
-		if _, err := c.ShouldRateLimit(t.Context(), r); err != nil {
-			t.Fatal(err)
-		}
+		decide(t, c, r)
 	}
 	round := 0
 	testkit.Eventually(t, "the log says it", func() bool { // each time, 100 streams check and are charged

@@ -18,6 +18,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/rules/rulefmt"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/envoytest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -29,16 +30,12 @@ func TestPagesCheck(t *testing.T) {
 	t.Parallel()
 	testkit.NotShort(t)
 	pages, err := filepath.Glob(filepath.Join(repository, "docs", "*.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	rules := regexp.MustCompile("(?ms)^( *)```yaml[ \\w]*\n((?: *#[^\n]*\n)* *domain: .*?)^ *```$")
 	found := map[string]int{}
 	for _, page := range pages {
 		text, err := os.ReadFile(page)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 		for _, block := range rules.FindAllStringSubmatch(string(text), -1) {
 			name := filepath.Base(page)
 			if first, _, _ := strings.Cut(block[2], "descriptors:"); name == "cookbook.md" || strings.Contains(first, "*") || first == block[2] {
@@ -47,9 +44,7 @@ func TestPagesCheck(t *testing.T) {
 			found[name]++
 			dir := t.TempDir()
 			indented := regexp.MustCompile(`(?m)^` + block[1])
-			if err := os.WriteFile(filepath.Join(dir, "rules.yaml"), []byte(indented.ReplaceAllString(block[2], "")), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			certstest.Write(t, filepath.Join(dir, "rules.yaml"), []byte(indented.ReplaceAllString(block[2], "")))
 			out, err := exec.CommandContext(t.Context(), shipped.Path(t, "ratelimitd"), "check", dir).CombinedOutput()
 			if err != nil || !strings.HasSuffix(string(out), ", 0 warnings\n") {
 				t.Errorf("%s, block %d of rules: %v: %s\n%s", name, found[name], err, out, block[2])
@@ -107,9 +102,7 @@ func TestMigrationPages(t *testing.T) {
 func readPage(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(repository, "docs", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	return string(text)
 }
 
@@ -134,16 +127,12 @@ func limitsOfIngress(t *testing.T, r recipe) (all []string) {
 	var ingress struct {
 		Metadata struct{ Annotations map[string]string }
 	}
-	if err := yaml.Unmarshal([]byte(r.parts["ingress.yaml"]), &ingress); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, yaml.Unmarshal([]byte(r.parts["ingress.yaml"]), &ingress))
 	const prefix = "nginx.ingress.kubernetes.io/limit-"
 	for _, unit := range []string{"second", "minute"} {
 		if text := ingress.Metadata.Annotations[prefix+"rp"+unit[:1]]; text != "" {
 			rate, err := strconv.Atoi(text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Check(t, err)
 			all = append(all, fmt.Sprintf("edge.ingress_shop.remote_address: %d per %s, token_bucket, burst %d", rate, unit, 5*rate+1))
 		}
 	}
@@ -167,9 +156,7 @@ func limitsOfLimitador(t *testing.T, r recipe) (all []string) {
 	}
 	decoder := yaml.NewDecoder(strings.NewReader(r.parts["limitador.yaml"]))
 	decoder.KnownFields(true)
-	if err := decoder.Decode(&limits); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, decoder.Decode(&limits))
 	unit := map[int]string{1: "second", 60: "minute", 3600: "hour", 86400: "day"}
 	condition, variable := regexp.MustCompile(`^descriptors\[0\]\.(\w+) == '(\w+)'$`), regexp.MustCompile(`^descriptors\[0\]\.(\w+)$`)
 	for _, l := range limits {

@@ -42,9 +42,7 @@ func TestDashboardPicture(t *testing.T) {
 	t.Parallel()
 	if *picture == "" {
 		text, err := os.ReadFile(repository + "/docs/grafana.svg")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 		for _, d := range drawn {
 			if !strings.Contains(string(text), ">"+d.title+"<") {
 				t.Errorf("docs/grafana.svg lacks the panel %q; draw it again with go test ./cmd/ratelimitd -run Picture -picture ../../docs/grafana.svg", d.title)
@@ -93,9 +91,7 @@ func TestDashboardPicture(t *testing.T) {
 		slices.SortStableFunc(panel.lines, func(a, b line) int { return strings.Compare(a.name, b.name) })
 		panels = append(panels, panel)
 	}
-	if err := os.WriteFile(*picture, []byte(drawPanels(panels, end.Sub(begin).Seconds())), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, os.WriteFile(*picture, []byte(drawPanels(panels, end.Sub(begin).Seconds())), 0o644))
 }
 
 // line is a series, by seconds since the beginning.

@@ -24,6 +24,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 )
 
 // repository is the root of the checkout, where the commands of the documents are meant to be run.
@@ -38,9 +39,7 @@ func TestQuickstart(t *testing.T) {
 	var text string
 	for _, name := range []string{"docs/quickstart.md", "docs/commands.md"} {
 		raw, err := os.ReadFile(filepath.Join(repository, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 		text += string(raw)
 	}
 	script := strings.Replace(readmeScript(text), "-- output1 --", "README.md\n-- output1 --", 1)
@@ -53,9 +52,7 @@ func TestQuickstart(t *testing.T) {
 		}
 	}
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "readme.txtar"), []byte(script), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	certstest.Write(t, filepath.Join(dir, "readme.txtar"), []byte(script))
 	r := &readme{ports: map[string]string{"PORT": "0", "GRPC_PORT": "0", "DEBUG_PORT": "0"}}
 	testscript.Run(t, testscript.Params{
 		Dir: dir,

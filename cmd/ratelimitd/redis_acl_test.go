@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
@@ -70,9 +71,7 @@ func quotaStream(ctx context.Context, conn *grpc.ClientConn, report *rlqspb.Rate
 func aclLines(t *testing.T, file string) (lines []string) {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(repository, file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	for _, m := range regexp.MustCompile(`(?m)^ *ACL SETUSER limiter (?:on >SECRET )?(.*)$`).FindAllStringSubmatch(string(raw), -1) {
 		lines = append(lines, m[1])
 	}
@@ -176,9 +175,7 @@ func TestMigrationWithACL(t *testing.T) {
 	auth := filepath.Join(t.TempDir(), "auth")
 	write := func(text string) {
 		t.Helper()
-		if err := os.WriteFile(auth, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		certstest.Write(t, auth, []byte(text))
 	}
 	write("limiter:secret")
 	env := []string{"REDIS_AUTH_FILE=" + auth, "REDIS_OP_TIMEOUT=10s"}

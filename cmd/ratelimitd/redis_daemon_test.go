@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -20,6 +19,8 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
@@ -62,9 +63,7 @@ func startDaemon(t *testing.T, db *redistest.Server, rules string, env ...string
 func startProcess(t *testing.T, rules string, env ...string) *daemon {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "rules.yaml"), []byte(rules), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	certstest.Write(t, filepath.Join(dir, "rules.yaml"), []byte(rules))
 	return startCommand(t, exec.Command(shipped.Path(t, "ratelimitd")), dir, env...) //nolint:noctx // it ends by a signal
 }
 
@@ -73,9 +72,7 @@ func startCommand(t *testing.T, cmd *exec.Cmd, dir string, env ...string) *daemo
 	t.Helper()
 	cmd.Env = append(append(os.Environ(), testkit.Env(dir)...), env...)
 	server, err := testkit.StartDaemon(cmd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	d := &daemon{t: t, Daemon: server}
 	d.stop = sync.OnceFunc(func() {
 		if d.killed {
@@ -104,9 +101,7 @@ func (d *daemon) operate() *grpc.ClientConn {
 func (d *daemon) dialTo(target string) *grpc.ClientConn {
 	d.t.Helper()
 	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	testkit.Check(d.t, err)
 	d.t.Cleanup(func() {
 		if err := conn.Close(); err != nil {
 			d.t.Error(err)
@@ -147,29 +142,16 @@ func (d *daemon) get(listener, path string) (body string, status int) {
 // metric is the value of a series, with its labels, in /metrics; 0 where it is not there.
 func (d *daemon) metric(series string) float64 {
 	d.t.Helper()
-	body, _ := d.get("DEBUG", "/metrics")
-	for line := range strings.Lines(body) {
-		if value, ok := strings.CutPrefix(line, series+" "); ok {
-			v, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-			if err != nil {
-				d.t.Fatal(err)
-			}
-			return v
-		}
-	}
-	return 0
+	return proc.Series(metrics(d))[series]
 }
 
 // shed is how many requests have been shed.
 func (d *daemon) shed() (sum float64) {
 	d.t.Helper()
-	page, _ := d.get("DEBUG", "/metrics")
-	for _, m := range regexp.MustCompile(`(?m)^ratelimitd_shed_total\{.*\} (\S+)$`).FindAllStringSubmatch(page, -1) {
-		n, err := strconv.ParseFloat(m[1], 64)
-		if err != nil {
-			d.t.Fatal(err)
+	for series, n := range proc.Series(metrics(d)) {
+		if strings.HasPrefix(series, "ratelimitd_shed_total{") {
+			sum += n
 		}
-		sum += n
 	}
 	return sum
 }
@@ -177,6 +159,14 @@ func (d *daemon) shed() (sum float64) {
 // request is one for a descriptor of one entry of the domain shop.
 func request(key, value string) *rlsv3.RateLimitRequest {
 	return &rlsv3.RateLimitRequest{Domain: "shop", Descriptors: descriptorsOf(fmt.Sprintf("%s=%s", key, value))}
+}
+
+// decide makes a request, which must be answered.
+func decide(t *testing.T, client rlsv3.RateLimitServiceClient, r *rlsv3.RateLimitRequest) *rlsv3.RateLimitResponse {
+	t.Helper()
+	answer, err := client.ShouldRateLimit(t.Context(), r)
+	testkit.Check(t, err)
+	return answer
 }
 
 // asked makes a request, and returns the code of the answer, or of the error.
@@ -193,12 +183,5 @@ func asked(t *testing.T, client rlsv3.RateLimitServiceClient) string {
 
 // fallbacks are the series that count what was decided without Redis.
 func fallbacks(d *daemon) string {
-	body, _ := d.get("DEBUG", "/metrics")
-	var all strings.Builder
-	for line := range strings.Lines(body) {
-		if strings.HasPrefix(line, "ratelimitd_backend_fallback_total") {
-			all.WriteString(line)
-		}
-	}
-	return all.String()
+	return strings.Join(regexp.MustCompile(`(?m)^ratelimitd_backend_fallback_total.*$`).FindAllString(metrics(d), -1), "\n")
 }

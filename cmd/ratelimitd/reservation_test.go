@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -17,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
@@ -75,9 +75,7 @@ func (g *envoys) ask(key, value, id string, hits uint64) (*rlsv3.RateLimitRespon
 func (g *envoys) left(key, value string) uint32 {
 	g.t.Helper()
 	answer, err := g.ask(key, value, "none", 0)
-	if err != nil {
-		g.t.Fatal(err)
-	}
+	testkit.Check(g.t, err)
 	return answer.GetStatuses()[0].GetLimitRemaining()
 }
 
@@ -105,9 +103,7 @@ func TestReservationsWithSecret(t *testing.T) {
 	db := redistest.Start(t)
 	start := func(file string) (*daemon, *envoys) {
 		name := filepath.Join(t.TempDir(), "secret")
-		if err := os.WriteFile(name, []byte(file), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		certstest.Write(t, name, []byte(file))
 		d := startDaemon(t, db, reservationRules, "REDIS_OP_TIMEOUT=10s", "CACHE_KEY_SECRET_FILE="+name)
 		d.ready()
 		return d, &envoys{t: t, clients: []rlsv3.RateLimitServiceClient{d.client()}}
@@ -118,9 +114,7 @@ func TestReservationsWithSecret(t *testing.T) {
 	ask := func(g *envoys, id string, hits uint64) string {
 		t.Helper()
 		answer, err := g.ask("once", "ann", id, hits)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 		return idOf(answer)
 	}
 	_, first := start(current)
@@ -174,9 +168,7 @@ descriptors:
       default: {unit: hour, requests_per_unit: 1000, reserve: {estimate: 100}}
 `
 	tenants := filepath.Join(t.TempDir(), "tenants.csv")
-	if err := os.WriteFile(tenants, []byte("ann,default,30\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	certstest.Write(t, tenants, []byte("ann,default,30\n"))
 	for name, db := range map[string]*redistest.Server{"memory": nil, "redis": redistest.Start(t)} {
 		t.Run(name, func(t *testing.T) {
 			env := []string{"ADMIN=true", "TENANTS_FILE=" + tenants, "REDIS_OP_TIMEOUT=10s"}
@@ -386,7 +378,7 @@ func TestFirstRequestReserves(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
 	for range 5 {
-		d := startDaemon(t, db, "domain: llm\ndescriptors:\n  - {key: user, rate_limit: {unit: year, requests_per_unit: 9999999, reserve: {estimate: 10}}}\n")
+		d := startDaemon(t, db, "domain: llm\ndescriptors:\n  - {key: user, rate_limit: {unit: year, requests_per_unit: 9999999, reserve: {estimate: 10}}}\n", "REDIS_OP_TIMEOUT=10s")
 		r := request("user", "ann")
 		r.Domain = "llm"
 		r.Descriptors[0].HitsAddend = wrapperspb.UInt64(0)

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // figures are the tables of docs/benchmarks.md and docs/redis.md.
@@ -70,9 +72,7 @@ func TestSizing(t *testing.T) {
 	}
 	want := before + begin + sizes(f) + "\n" + end + after
 	if *rewrite {
-		if err := os.WriteFile(filepath.Join(repository, "docs", "sizing.md"), []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, os.WriteFile(filepath.Join(repository, "docs", "sizing.md"), []byte(want), 0o644))
 		return
 	}
 	if diff := cmp.Diff(want, page); diff != "" {

@@ -68,7 +68,10 @@ func openStage(t *testing.T) *stage {
 	certstest.Write(t, filepath.Join(s.rules, "shop.yaml"), []byte(stageRules))
 	certstest.Write(t, filepath.Join(s.rules, "llm.yaml"), []byte(`
 domain: llm
-descriptors: [{key: tokens, rate_limit: {unit: year, requests_per_unit: 1000000000, reserve: {estimate: 100, ttl: 1h}}}]
+descriptors:
+  - key: tokens
+    rate_limit: {unit: year, requests_per_unit: 1000000000, reserve: {estimate: {start: 100, percentile: 90, min: 10, max: 1000}, ttl: 1h}}
+  - {key: dropped, rate_limit: {unit: hour, requests_per_unit: 1000, algorithm: token_bucket}}
 `))
 	s.shop = startCommand(t, exec.Command(shipped.Path(t, "ratelimitd")), s.rules, append(metricsAt, //nolint:noctx // it ends by a signal
 		"BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=tcp", "REDIS_URL="+s.db.Addr(), "ADMIN=true", "TENANTS_REDIS=true", "NEAR_CACHE_KEYS=100")...)
@@ -107,6 +110,11 @@ func (s *stage) load(ctx context.Context, worker int) {
 			settle.Entries = append(settle.Entries, &rlcommonv3.RateLimitDescriptor_Entry{Key: "reservation", Value: id})
 			settle.HitsAddend = wrapperspb.UInt64(uint64(50 + 100*(worker%2)))
 			send("llm", settle)
+		}
+		for _, hits := range []uint64{0, 600} { // the charge is dropped, but for the first one
+			dropped := descriptorOf("dropped=x")
+			dropped.HitsAddend = wrapperspb.UInt64(hits)
+			send("llm", dropped)
 		}
 		time.Sleep(5 * time.Millisecond) // others need the processor too
 	}

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"github.com/google/go-cmp/cmp"
 
@@ -40,6 +39,10 @@ const workedCalls = 14
 // examples (limit 20, ratio 0.8).
 func worked(t *testing.T, c rlsv3.RateLimitServiceClient) map[string]uint64 {
 	t.Helper()
+	call := func(domain string, hits uint32, descriptor string) {
+		t.Helper()
+		decide(t, c, &rlsv3.RateLimitRequest{Domain: domain, HitsAddend: hits, Descriptors: descriptorsOf(descriptor)})
+	}
 	for _, r := range []struct {
 		key  string
 		hits uint32
@@ -50,10 +53,10 @@ func worked(t *testing.T, c rlsv3.RateLimitServiceClient) map[string]uint64 {
 		{"d", 16}, {"d", 11}, {"d", 3}, // 30
 		{"e", 19}, {"e", 3}, // 22, in shadow mode
 	} {
-		call(t, c, "worked", r.hits, &ratelimitv3.RateLimitDescriptor_Entry{Key: r.key})
+		call("worked", r.hits, r.key)
 	}
-	call(t, c, "worked", 1, &ratelimitv3.RateLimitDescriptor_Entry{Key: "f"}, &ratelimitv3.RateLimitDescriptor_Entry{Key: "g", Value: "10.0.0.1:80"})
-	call(t, c, "nowhere.at.all", 1, &ratelimitv3.RateLimitDescriptor_Entry{Key: "a"})
+	call("worked", 1, "f,g=10.0.0.1:80")
+	call("nowhere.at.all", 1, "a")
 	want := map[string]uint64{}
 	for key, values := range map[string][6]uint64{ // total, within, near, over, shadow
 		"a": {19, 19, 3, 0, 0}, "b": {22, 19, 3 + 1, 2, 0}, "c": {22, 15, 4, 2, 0},
@@ -72,16 +75,6 @@ func worked(t *testing.T, c rlsv3.RateLimitServiceClient) map[string]uint64 {
 	want["runtime.load_attempts"] = 1
 	want["reserved_tag"] = 1 // zone is none, az is
 	return want
-}
-
-func call(t *testing.T, c rlsv3.RateLimitServiceClient, domain string, hits uint32, entries ...*ratelimitv3.RateLimitDescriptor_Entry) {
-	t.Helper()
-	_, err := c.ShouldRateLimit(t.Context(), &rlsv3.RateLimitRequest{
-		Domain: domain, HitsAddend: hits, Descriptors: []*ratelimitv3.RateLimitDescriptor{{Entries: entries}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // sums adds up the lines of counters and of timers, and lists the gauges. Tags must end every name as they do in want.
@@ -104,9 +97,7 @@ func sums(t *testing.T, lines []string, tags string) (counts map[string]uint64, 
 		switch m[3] {
 		case "c":
 			n, err := strconv.ParseUint(m[2], 10, 64)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Check(t, err)
 			counts[name] += n
 		case "ms":
 			counts[name]++
@@ -140,9 +131,7 @@ func compareSums(t *testing.T, want map[string]uint64, lines []string, tags stri
 func statsdTCP(t *testing.T) (port string, sent func() string) {
 	t.Helper()
 	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	all := make(chan string, 1)
 	go func() {
 		conn, err := ln.Accept()
@@ -169,9 +158,7 @@ func statsdTCP(t *testing.T) (port string, sent func() string) {
 func statsdUDP(t *testing.T) (port string, sent func() string) {
 	t.Helper()
 	conn, err := new(net.ListenConfig).ListenPacket(t.Context(), "udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	const mark = "all until here"
 	var all testkit.Buffer
 	marks, done := make(chan struct{}), make(chan struct{})
@@ -209,9 +196,7 @@ func statsdUDP(t *testing.T) (port string, sent func() string) {
 func portOf(t *testing.T, a net.Addr) string {
 	t.Helper()
 	_, port, err := net.SplitHostPort(a.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	return port
 }
 
@@ -332,9 +317,7 @@ func TestRedisPools(t *testing.T) {
 			return 0
 		}
 		n, err := strconv.Atoi(m[1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 		return n
 	}
 	var served string

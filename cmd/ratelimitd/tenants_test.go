@@ -72,11 +72,7 @@ func standstill(ctx context.Context) (latest func() time.Duration) {
 func TestTenantsChangeUnderLoad(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
-	start := func() controlled {
-		d := startDaemon(t, db, tenantRules, "ADMIN=true", "REDIS_OP_TIMEOUT=10s", "TENANTS_REDIS=true")
-		d.ready()
-		return controlled{d, d.client()}
-	}
+	start := func() controlled { return startControlled(t, db, tenantRules, "ADMIN=true", "TENANTS_REDIS=true") }
 	servers := []controlled{start(), start()}
 	api := adminv1.NewAdminServiceClient(servers[0].operate())
 	plans := []string{"even", "odd"}

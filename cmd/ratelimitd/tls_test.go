@@ -72,9 +72,7 @@ func startSecured(t *testing.T, env ...string) *secured {
 		cert: filepath.Join(dir, "tls.crt"), key: filepath.Join(dir, "tls.key"), clientCA: filepath.Join(dir, "ca.crt"),
 	}
 	for _, path := range []string{s.cert, s.key, s.clientCA} {
-		if err := os.Symlink(filepath.Join("..data", filepath.Base(path)), path); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, os.Symlink(filepath.Join("..data", filepath.Base(path)), path))
 	}
 	s.pair = s.ca.Issue(t, x509.Certificate{})
 	s.swap(t, s.pair, s.clients.PEM)
@@ -99,15 +97,11 @@ func (s *secured) swap(t *testing.T, pair certstest.Pair, clientCA []byte) {
 	dir := filepath.Dir(s.cert)
 	s.versions++
 	version := "..v" + string(rune('a'+s.versions))
-	if err := os.Mkdir(filepath.Join(dir, version), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, os.Mkdir(filepath.Join(dir, version), 0o700))
 	pair.Write(t, filepath.Join(dir, version, "tls.crt"), filepath.Join(dir, version, "tls.key"))
 	certstest.Write(t, filepath.Join(dir, version, "ca.crt"), clientCA)
 	tmp := filepath.Join(dir, "..tmp")
-	if err := errors.Join(os.Symlink(version, tmp), os.Rename(tmp, filepath.Join(dir, "..data"))); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, errors.Join(os.Symlink(version, tmp), os.Rename(tmp, filepath.Join(dir, "..data"))))
 }
 
 // config is a client's that trusts the server and shows pair.
@@ -143,9 +137,7 @@ func TestTLS(t *testing.T) {
 	s := startSecured(t, "SSL_CERT_FILE="+public, "SSL_CERT_DIR="+filepath.Dir(public)) // what the system trusts
 	dns := x509.Certificate{DNSNames: []string{dnsName}}
 	spiffe, err := url.Parse(spiffeName)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	with := func(change func(*x509.Certificate)) *certstest.Pair {
 		template := dns
 		change(&template)
@@ -275,9 +267,7 @@ func (s *secured) shown(t *testing.T, config *tls.Config) *x509.Certificate {
 	config = config.Clone()
 	config.NextProtos = []string{"h2"}
 	conn, err := (&tls.Dialer{Config: config}).DialContext(t.Context(), "tcp", s.At["GRPC"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	defer conn.Close()
 	return conn.(*tls.Conn).ConnectionState().PeerCertificates[0]
 }
@@ -296,9 +286,7 @@ func (s *secured) load(t *testing.T, config *atomic.Pointer[tls.Config]) *tlsLoa
 	ctx, cancel := context.WithCancel(t.Context())
 	l := &tlsLoad{cancel: cancel}
 	stay, err := grpc.NewClient(s.At["GRPC"], grpc.WithTransportCredentials(credentials.NewTLS(config.Load())))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	t.Cleanup(func() { cancel(); l.wg.Wait(); _ = stay.Close() })
 	l.wg.Go(func() {
 		for ctx.Err() == nil {

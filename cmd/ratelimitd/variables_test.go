@@ -22,6 +22,7 @@ import (
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
@@ -45,15 +46,11 @@ func stripped(t *testing.T, from, name string) (dir string) {
 	set := regexp.MustCompile(`(?m)^env ` + name + `=.*\n`)
 	for _, path := range scriptsIn(t, from) {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 		if set.Match(text) {
 			err = os.WriteFile(filepath.Join(dir, filepath.Base(path)), set.ReplaceAll(text, nil), 0o600)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 	}
 	return dir
 }
@@ -107,9 +104,7 @@ func TestEveryVariableIsShown(t *testing.T) {
 	quiet := "" // the script that shows that something changes nothing
 	for _, path := range scriptsIn(t, "testdata/variables") {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 		if filepath.Base(path) == "no_effect.txtar" {
 			quiet = string(text)
 		}
@@ -132,19 +127,13 @@ func TestEveryVariableIsShown(t *testing.T) {
 func goTests(t *testing.T) map[string]string {
 	t.Helper()
 	commands, err := filepath.Glob("*_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	servers, err := filepath.Glob("../../internal/process/server/*_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	tests := map[string]string{}
 	for _, file := range append(commands, servers...) {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 		for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\) \{$`).FindAllStringSubmatch(string(text), -1) {
 			tests[m[1]] = string(text)
 		}

@@ -24,9 +24,7 @@ import (
 func (d *daemon) sends(listener, text string) {
 	d.t.Helper()
 	c, err := net.Dial("tcp", d.At[listener])
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	testkit.Check(d.t, err)
 	defer c.Close()
 	if text == "" {
 		return
@@ -111,9 +109,7 @@ func TestHandshakesInLog(t *testing.T) {
 	d.sends("GRPC", "") // a probe
 	conn, err := grpc.NewClient(d.At["GRPC"], grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(_ context.Context, address string) (net.Conn, error) { return tls.Dial("tcp", address, config(0)) }))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	defer conn.Close()
 	for _, service := range []string{"", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService"} {
 		answer, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{Service: service})
@@ -145,9 +141,7 @@ func TestHandshakesInLog(t *testing.T) {
 	d.logs("remote error", "compare trusted_ca")
 
 	tlsConn, err := tls.Dial("tcp", d.At["GRPC"], config(0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	defer tlsConn.Close()
 	if _, err := tlsConn.Write([]byte(http1Call)); err != nil {
 		t.Error(err)

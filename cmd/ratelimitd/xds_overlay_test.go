@@ -7,6 +7,9 @@ import (
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 )
 
 // routeRules is what Envoy Gateway sends for a route with one rule: a limit for each value of a header.
@@ -27,12 +30,8 @@ func TestXDSOverlay(t *testing.T) {
 	write := func(limit string) {
 		t.Helper()
 		text := "domain: default/eg/*\ndescriptors:\n  - key: httproute/default/shop/*\n    value: \"*\"\n    descriptors:\n      - key: rule-0-match-*\n        rate_limit: {" + limit + "}\n"
-		if err := os.WriteFile(overlay+".new", []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(overlay+".new", overlay); err != nil {
-			t.Fatal(err)
-		}
+		certstest.Write(t, overlay+".new", []byte(text))
+		testkit.Check(t, os.Rename(overlay+".new", overlay))
 	}
 	write("algorithm: token_bucket, burst: 2")
 	d := startProcess(t, "", g.env("RULES_OVERLAY="+overlay)...)
@@ -63,6 +62,10 @@ func TestXDSOverlay(t *testing.T) {
 	d.waits("HTTP", "/readyz", overlay+":7:33: unknown algorithm '…': want fixed_window, ")
 	g.send(routeRules(7))
 	d.waits("DEBUG", "/rlconfig", "requests_per_unit=7, shadow_mode: false, quota_mode: false, algorithm: token_bucket, burst: 3, overlay: ")
+	d.until("the control plane's rules are in use, and no overlay is current", func() bool { return d.metric("ratelimitd_xds_events_total{event=\"taken\"}") >= 3 })
+	if age := d.metric("ratelimitd_config_age_seconds"); age <= 0 {
+		t.Errorf("the rules are %v s old beside an invalid overlay", age)
+	}
 
 	write("algorithm: token_bucket, initial: 6, burst: 6") // is good again, and conflicts with what the control plane sends next
 	d.waits("DEBUG", "/rlconfig", "burst: 6")
@@ -76,5 +79,13 @@ func TestXDSOverlay(t *testing.T) {
 	write("algorithm: sliding_window") // and with the next overlay they are good
 	d.waits("DEBUG", "/rlconfig", "requests_per_unit=10001, shadow_mode: false, quota_mode: false, algorithm: sliding_window, overlay: ")
 	d.waits("DEBUG", "/metrics", "ratelimitd_config_age_seconds 0\n")
+
+	g.end() // an overlay alone does not make the rules of a lost control plane current
+	d.until("the control plane is lost", func() bool { return d.metric("ratelimitd_config_age_seconds") > 0 })
+	write("algorithm: token_bucket, burst: 5")
+	d.waits("DEBUG", "/rlconfig", "burst: 5")
+	if age := d.metric("ratelimitd_config_age_seconds"); age <= 0 {
+		t.Errorf("the rules are %v s old without a control plane", age)
+	}
 	d.stop()
 }

@@ -205,6 +205,9 @@ func notLimited(s *rlsv3.RateLimitResponse_DescriptorStatus) bool {
 	return s.GetCode() != rlsv3.RateLimitResponse_OVER_LIMIT && s.GetCurrentLimit() == nil && s.GetLimitRemaining() == 0
 }
 
+// endlessSeconds is the duration_until_reset of a window that never ends, whose unit Envoy's API does not have.
+const endlessSeconds = 281474977 // 2^48 µs, rounded up
+
 // statusText returns the answer to one descriptor in words.
 func statusText(s *rlsv3.RateLimitResponse_DescriptorStatus) string {
 	limit := s.GetCurrentLimit()
@@ -221,9 +224,15 @@ func statusText(s *rlsv3.RateLimitResponse_DescriptorStatus) string {
 		Unit:            descriptors.Unit(limit.GetUnit()), // the numbers are the same
 		Multiplier:      max(limit.GetUnitMultiplier().GetValue(), 1),
 	}
+	if item.Unit == descriptors.UnitUnknown && s.GetDurationUntilReset().GetSeconds() == endlessSeconds {
+		item.Unit = descriptors.Forever
+	}
 	words := fmt.Sprintf("%s, %s, %d left", s.GetCode(), item, s.GetLimitRemaining())
 	if limit.GetName() != "" {
 		words += ", called " + limit.GetName()
+	}
+	if item.Unit == descriptors.Forever {
+		return words
 	}
 	reset := descriptors.WaitText(s.GetDurationUntilReset().AsDuration())
 	if s.GetCode() == rlsv3.RateLimitResponse_OVER_LIMIT {

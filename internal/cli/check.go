@@ -136,7 +136,7 @@ func (f *ruleFlags) checkRules(from ruleSource) (problems descriptors.Problems, 
 		}
 	}
 	tenants, wrong := f.checkTenants(set)
-	if wrong != nil {
+	if wrong.Failed() {
 		err = errors.Join(err, failures(f.tenants, wrong))
 	}
 	return append(problems, wrong...), from.skipped + summary + tenants, err

@@ -344,7 +344,7 @@ func (c *envoyCheck) charge(item *yaml.Node, r *descriptors.Rule, hasID bool) {
 	switch {
 	case r == nil || !isTrue(textOf(item, "apply_on_stream_done")):
 	case r.Reserve == nil && slices.ContainsFunc(r.RateLimits.Limits(), drops):
-		c.warn(item, "%s drops this charge if it exceeds the remaining hits, so the request costs nothing: set late_charge: true", r.Path)
+		c.warn(item, "%s drops this charge if it exceeds the remaining hits, so the request costs nothing: %s", r.Path, r.LateChargeAdvice())
 	case r.Reserve != nil && r.Reserve.By == "" && !hasID:
 		c.warn(item, "%s takes this charge for another reservation, and the first one is never settled: add its ID as the entry %s, or use reserve with by",
 			r.Path, plain.Shorten(r.Reserve.Entry))

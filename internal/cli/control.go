@@ -127,10 +127,15 @@ func (p *program) putText(span time.Duration, a putAnswer) {
 	if old := a.GetReplaced(); old != nil {
 		p.printf("  replaces the %s%s until %s\n", word(old.GetKind()), toText(old), clockText(old.GetUntil()))
 	}
+	p.notes(a)
+	p.aloneNote(a.GetReach())
+}
+
+// notes prints the notes of an answer.
+func (p *program) notes(a interface{ GetNotes() []string }) {
 	for _, note := range a.GetNotes() {
 		p.printf("  note: %s\n", note)
 	}
-	p.aloneNote(a.GetReach())
 }
 
 // undo names the command that undoes what was done.

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,7 +66,7 @@ func counterText(c *adminv1.Counter, holder string) string {
 	for i, l := range c.GetLimits() {
 		left := ""
 		if i == int(c.GetStrictest()) {
-			left = fmt.Sprintf(": %d left", c.GetLeft())
+			left = ": " + leftText(c.Balance())
 			if holder != "" && l.GetAlgorithm() == adminv1.Algorithm_ALGORITHM_CONCURRENCY {
 				left += fmt.Sprintf(" for %s, including its own", holder)
 			}
@@ -91,13 +92,22 @@ func counterText(c *adminv1.Counter, holder string) string {
 	return b.String()
 }
 
+// leftText describes a balance.
+func leftText(balance int64) string {
+	if balance < 0 {
+		return fmt.Sprintf("0 left, %d over the limit", -balance)
+	}
+	return fmt.Sprintf("%d left", balance)
+}
+
 func (p *program) grantCommand() *cobra.Command {
 	var hits uint64
 	cmd := p.changes(&cobra.Command{
 		Use:   "grant [flags] DOMAIN DESCRIPTOR... --hits N",
 		Short: "Refund hits to a counter",
-		Long: `Grant refunds hits once, at most as many as were used. It fails for leaky_bucket, for concurrency, and
-during a penalty, because a refund would have no effect.
+		Long: `Grant refunds hits once, at most as many as were used: for more, use limit, or raise the number of the
+tenant or the rule. It fails for leaky_bucket, for concurrency, and during a penalty, because a refund
+would have no effect.
 
 ` + descriptorHelp + "\n\n" + changeHelp,
 		Example: `  ratelimitd grant example fixed=ann --hits 50 --reason 'our fault'`,
@@ -111,10 +121,16 @@ during a penalty, because a refund would have no effect.
 					Domain: args[0], Entries: d.messages(), Hits: hits, Reason: p.reason, DryRun: p.dry,
 				})
 				return p.show(answer, err, func() {
-					before, after := answer.GetBefore().GetLeft(), answer.GetCounter().GetLeft()
-					did, left := fmt.Sprintf("Refunded %d", after-before), fmt.Sprintf("%d left, %d before", after, before)
+					before, after := answer.GetBefore().Balance(), answer.GetCounter().Balance()
+					did, left := fmt.Sprintf("Refunded %d", after-before), leftText(after)+", "+strings.TrimPrefix(leftText(before), "0 left, ")
+					left = strings.TrimSuffix(left, " left") + " before"
 					if p.dry {
-						did, left = fmt.Sprintf("Dry run: would refund up to %d", hits), fmt.Sprintf("%d left now", before)
+						did, left = fmt.Sprintf("Dry run: would refund up to %d", hits), leftText(before)+" now"
+						if before < 0 {
+							l := answer.GetCounter().GetLimits()[0] // the only one
+							most := cmp.Or(l.GetBurst(), l.Number())
+							left += ", then " + leftText(min(before+int64(min(hits, engine.MaxHits)), int64(most))) //nolint:gosec // likewise
+						}
 					}
 					p.printf("%s hits to %s %s%s: %s\n", did, args[0], d.text, reachText(answer.GetReach()), left)
 					p.changedCounter(answer.GetCounter(), answer.GetReach())

@@ -216,7 +216,7 @@ func (f *ruleFlags) addTenants(cmd *cobra.Command) {
 
 // tenantTable reads the table of tenants, whose plans are those of set; nil stands for any.
 func (f *ruleFlags) tenantTable(set *descriptors.Set) (*tenants.Tenants, descriptors.Problems) {
-	t := tenants.New(tenants.Config{Files: true})
+	t := tenants.New(tenants.Config{Files: true, Check: set.CheckNumber})
 	if set != nil {
 		t.SetPlans(set.PlanNames())
 	}
@@ -245,7 +245,10 @@ func (f *ruleFlags) checkTenants(set *descriptors.Set) (summary string, problems
 		return "", problems
 	}
 	s := t.Status()
-	return sprintf("%s: ok, %s in %s\n", f.tenants, descriptors.CountText(s.Tenants, "tenant"), descriptors.CountText(s.Files, "file")), nil
+	for _, p := range s.Warnings {
+		problems = append(problems, descriptors.Problem{File: p.File, Line: p.Line, Text: p.Text, Warning: true})
+	}
+	return sprintf("%s: ok, %s in %s\n", f.tenants, descriptors.CountText(s.Tenants, "tenant"), descriptors.CountText(s.Files, "file")), problems
 }
 
 // planned has m, whose rule is one of plans, be on that of the tenant, and returns how d is matched, step by step, as a server with the

@@ -162,6 +162,12 @@ func (c *conditions) addRules(s *adminv1.StatusResponse, state string) {
 	if changed := r.GetLastChange(); changed != nil {
 		c.add("", "changed", changed.GetTime(), "%s; --output json lists them", changed.GetSummary())
 	}
+	if n := int(r.GetTotalWarnings()); n > 0 {
+		c.add("", descriptors.CountText(n, "warning"), nil, "%s", problemText(r.GetWarnings()[0]))
+	}
+	for _, m := range s.GetMistakes() {
+		c.add("", "MISTAKE", nil, "%s: %s (%s)", m.GetRule(), m.GetText(), descriptors.CountText(int(m.GetCalls()), "call")) //nolint:gosec // few
+	}
 	invalid := s.GetInvalidRules()
 	if invalid == nil {
 		return

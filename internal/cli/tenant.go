@@ -65,6 +65,7 @@ func (p *program) tenantGetCommand() *cobra.Command {
 				for _, path := range answer.GetRulesWithout() {
 					p.printf("  note: %s does not define this plan and uses its default\n", path)
 				}
+				p.notes(answer)
 			})
 		},
 	})
@@ -112,6 +113,7 @@ func (p *program) tenantSetCommand() *cobra.Command {
 				if was := answer.GetBefore(); was != nil {
 					p.printf("  before: %s%s\n", planText(was), endedText(was))
 				}
+				p.notes(answer)
 			})
 		},
 	})
@@ -365,6 +367,7 @@ Tenants are sent in batches of 500; a batch succeeds or fails as a whole. Other 
 			return p.show(sum, err, func() {
 				p.printf("%s tenants: %d added, %d changed, %d unchanged\n", p.done("Imported", "import"), sum.GetAdded(), sum.GetChanged(),
 					sum.GetUnchanged())
+				p.notes(sum)
 			})
 		},
 	})
@@ -386,8 +389,11 @@ func (p *program) importTenants(ctx context.Context, all []*adminv1.Tenant) (*ad
 		sum.Added += part.GetAdded()
 		sum.Changed += part.GetChanged()
 		sum.Unchanged += part.GetUnchanged()
+		sum.Notes = append(sum.Notes, part.GetNotes()...)
 		done += len(some)
 	}
+	slices.Sort(sum.Notes)
+	sum.Notes = slices.Compact(sum.Notes)
 	return sum, nil
 }
 

@@ -14,15 +14,15 @@ import (
 	"testing"
 )
 
-// Build is what go build makes of packages, once for all tests that use it: without the race detector, as it is shipped. `make test`
-// builds the programs once for all packages, and says in the environment variable TEST_BIN where they are.
+// Build builds packages once for all tests that use it, without the race detector, as shipped. `make test` builds the programs once for
+// all packages, and passes their directory in the environment variable TEST_BIN.
 type Build struct {
-	Root     string   // a directory of the module, if it is not that of the test
-	Packages []string // as go build takes them
+	Root     string   // directory of the module, if not that of the test
+	Packages []string // arguments of go build
 
 	once  sync.Once
 	dir   string
-	given bool // dir was built by others
+	given bool // dir is from TEST_BIN
 	err   error
 }
 
@@ -37,7 +37,7 @@ func (b *Build) Dir(tb testing.TB) string {
 	return dir
 }
 
-// Make is Dir for a TestMain, which has to see to [testing.Short] itself.
+// Make is Dir for a TestMain, which must check [testing.Short] itself.
 func (b *Build) Make() (dir string, err error) {
 	b.once.Do(func() {
 		if b.dir, b.given = os.LookupEnv("TEST_BIN"); b.given { //nolint:forbidigo // only tests use it
@@ -60,7 +60,7 @@ func (b *Build) Path(tb testing.TB, name string) string {
 	return filepath.Join(b.Dir(tb), name)
 }
 
-// Remove removes the programs, when all tests have ended.
+// Remove removes the programs after all tests.
 func (b *Build) Remove() error {
 	if b.given {
 		return nil
@@ -68,8 +68,8 @@ func (b *Build) Remove() error {
 	return os.RemoveAll(b.dir)
 }
 
-// Env is the environment of a ratelimitd on free ports of 127.0.0.1, with counters in memory, whose rules are the files
-// in the directory rules. It sends no statistics, does not look for changed files, and ends at once.
+// Env returns the environment of a ratelimitd on free ports of 127.0.0.1, with counters in memory and the rule files in the directory
+// rules. It sends no statistics, does not watch files, and ends without draining.
 func Env(rules string) []string {
 	return []string{
 		"BACKEND_TYPE=memory", "HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1", "PORT=0", "GRPC_PORT=0", "DEBUG_PORT=0",
@@ -77,15 +77,15 @@ func Env(rules string) []string {
 	}
 }
 
-// Daemon is a ratelimitd as a process.
+// Daemon is a running ratelimitd.
 type Daemon struct {
 	*Process
 
-	Stdout, Log Buffer            // what it prints
-	At          map[string]string // its addresses: GRPC, HTTP, DEBUG, METRICS, and SOCKET, that of operators
+	Stdout, Log Buffer            // output
+	At          map[string]string // addresses by name: GRPC, HTTP, DEBUG, METRICS, and SOCKET, the operators' socket
 }
 
-// StartDaemon starts the command, and waits until it serves. The caller ends it, unless there is an error.
+// StartDaemon starts the command and waits until it serves. The caller must end it, unless there is an error.
 func StartDaemon(cmd *exec.Cmd) (*Daemon, error) {
 	d := new(Daemon)
 	cmd.Stdout, cmd.Stderr = &d.Stdout, &d.Log
@@ -101,12 +101,12 @@ func StartDaemon(cmd *exec.Cmd) (*Daemon, error) {
 	return d, nil
 }
 
-// serves reports whether d has said that it serves: in its banner, or in a log in JSON.
+// serves reports whether the output of d says that it serves, in its banner or a log in JSON.
 func (d *Daemon) serves() bool {
 	return strings.Contains(d.Stdout.String(), "\ndebug ") || strings.Contains(d.Log.String(), `"@message":"serving"`)
 }
 
-// Addresses finds the addresses in what a ratelimitd prints at the start.
+// Addresses parses the addresses in the output of a ratelimitd at the start.
 func Addresses(printed string) map[string]string {
 	found := make(map[string]string)
 	for name, pattern := range map[string]string{
@@ -123,5 +123,5 @@ func Addresses(printed string) map[string]string {
 	return found
 }
 
-// Terminate ends the process as an orchestrator does, by SIGTERM, and waits until it has ended.
+// Terminate ends the process with SIGTERM, as an orchestrator does, and waits until it has ended.
 func (d *Daemon) Terminate() error { return errors.Join(d.Signal(syscall.SIGTERM), d.Wait()) }

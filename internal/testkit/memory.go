@@ -6,19 +6,19 @@ import (
 	"testing"
 )
 
-// Resident returns how much memory the process has, in bytes.
+// Resident returns the memory of the process in bytes.
 func (p *Process) Resident(tb testing.TB) int {
 	tb.Helper()
 	return p.memory(tb, "VmRSS")
 }
 
-// Peak returns the most memory that the process had since [Process.ResetPeak], or else since its start, in bytes.
+// Peak returns the maximum memory of the process in bytes since [Process.ResetPeak] or its start.
 func (p *Process) Peak(tb testing.TB) int {
 	tb.Helper()
 	return p.memory(tb, "VmHWM")
 }
 
-// ResetPeak lets the peak start again, at what the process has now.
+// ResetPeak resets the peak to the current memory.
 func (p *Process) ResetPeak(tb testing.TB) {
 	tb.Helper()
 	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", p.PID()), []byte("5"), 0); err != nil {
@@ -26,7 +26,7 @@ func (p *Process) ResetPeak(tb testing.TB) {
 	}
 }
 
-// memory returns a size from the process' status.
+// memory returns a size from the process's status.
 func (p *Process) memory(tb testing.TB, name string) int {
 	tb.Helper()
 	n, err := p.Memory(name)

@@ -19,18 +19,18 @@ func ListenOn(tb testing.TB, network, addr string) net.Listener {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { _ = l.Close() }) // the server on it closes it too
+	tb.Cleanup(func() { _ = l.Close() }) // its server closes it too
 	return l
 }
 
-// Serve calls handle for each connection to l, and closes the connection afterwards. When the test ends it closes l and
-// the connections that are left, and waits for the calls.
+// Serve calls handle for each connection to l, and closes the connection afterwards. When the test ends, it closes l and the remaining
+// connections, and waits for the calls.
 func Serve(tb testing.TB, l net.Listener, handle func(net.Conn)) {
 	tb.Helper()
 	serve(tb, l, new(conns), handle)
 }
 
-// serve is Serve, with open for the connections; handle may add more to them.
+// serve implements Serve, with open for the connections; handle may add more to them.
 func serve(tb testing.TB, l net.Listener, open *conns, handle func(net.Conn)) {
 	tb.Helper()
 	var wg sync.WaitGroup
@@ -54,14 +54,14 @@ func serve(tb testing.TB, l net.Listener, open *conns, handle func(net.Conn)) {
 	})
 }
 
-// conns are the connections that are open now.
+// conns holds the open connections.
 type conns struct {
 	mu   sync.Mutex
 	all  map[net.Conn]bool
 	over bool
 }
 
-// keep adds c, and closes it if all are to be closed.
+// keep adds c, or closes it after end.
 func (o *conns) keep(c net.Conn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -82,7 +82,7 @@ func (o *conns) drop(c net.Conn) {
 	delete(o.all, c)
 }
 
-// cut closes all connections; with reset, the other side loses what it has not read yet.
+// cut closes all connections. With reset, the other side loses data that it has not read yet.
 func (o *conns) cut(reset bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -94,7 +94,7 @@ func (o *conns) cut(reset bool) {
 	}
 }
 
-// end closes all connections, those to come included.
+// end closes all connections, including future ones.
 func (o *conns) end() {
 	o.mu.Lock()
 	o.over = true
@@ -102,7 +102,7 @@ func (o *conns) end() {
 	o.cut(false)
 }
 
-// From returns l, with connections that seem to come from addr.
+// From returns l with connections whose remote address is addr.
 func From(l net.Listener, addr net.Addr) net.Listener { return remote{l, addr} }
 
 type remote struct {

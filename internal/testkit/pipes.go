@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// Pipes is a listener whose connections are pipes in memory, so that what takes minutes can be played on virtual time.
+// Pipes is a listener whose connections are pipes in memory, so that long tests can use virtual time.
 type Pipes struct {
 	dialled chan net.Conn
 	close   func()
@@ -38,7 +38,7 @@ func (p *Pipes) Close() error {
 // Addr implements net.Listener.
 func (p *Pipes) Addr() net.Addr { return &net.UnixAddr{Name: "memory", Net: "unix"} }
 
-// Dial returns the client's end of a connection, once it has been accepted.
+// Dial returns the client's end of a new connection once it has been accepted.
 func (p *Pipes) Dial() net.Conn {
 	client, server := net.Pipe()
 	p.dialled <- server

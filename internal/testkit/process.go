@@ -6,7 +6,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
-// Process is a running program, which a test looks at.
+// Process is a running program under test.
 type Process struct{ *proc.Process }
 
 func start(cmd *exec.Cmd) (*Process, error) {
@@ -17,8 +17,8 @@ func start(cmd *exec.Cmd) (*Process, error) {
 	return &Process{p}, nil
 }
 
-// Kill ends the process at once, as a crash would, and waits until it has ended. It does nothing if there is no process,
-// or if it has ended already.
+// Kill ends the process immediately, like a crash, and waits until it has ended. It does nothing if the process has already ended or was
+// never started.
 func (p *Process) Kill() {
 	if p != nil {
 		p.Process.Kill()

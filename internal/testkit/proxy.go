@@ -10,18 +10,18 @@ import (
 	"time"
 )
 
-// Proxy stands between clients and a server, and does to the bytes what bad networks do. All of it may be changed at any
-// time; what says "new connections" leaves the others as they are.
+// Proxy is a proxy that simulates a bad network between clients and a server. Everything can be changed at any time; changes for new
+// connections do not affect existing ones.
 type Proxy struct {
-	Latency     atomic.Int64 // of each direction's pieces, in nanoseconds, ± 20 %
-	Silent      atomic.Bool  // nothing gets through, in either direction
-	Slice       atomic.Bool  // replies come byte by byte
-	CutReplies  atomic.Int64 // new connections are cut within so many bytes of replies, at random, if not 0
-	CutRequests atomic.Int64 // the same for what is sent to the server
+	Latency     atomic.Int64 // delay of each piece in each direction, in nanoseconds, ± 20 %
+	Silent      atomic.Bool  // drops everything in both directions
+	Slice       atomic.Bool  // passes replies on byte by byte
+	CutReplies  atomic.Int64 // closes new connections after a random number of bytes of replies below this; 0 means never
+	CutRequests atomic.Int64 // the same for requests
 
 	Accepted atomic.Int64 // connections so far
-	Open     atomic.Int64 // connections now
-	Most     atomic.Int64 // connections at once
+	Open     atomic.Int64 // current connections
+	Most     atomic.Int64 // maximum of Open
 
 	addr    string
 	target  atomic.Pointer[string]
@@ -29,13 +29,13 @@ type Proxy struct {
 	conns   conns
 }
 
-// NewProxy starts a proxy to the server at addr. It ends with the test.
+// NewProxy starts a proxy in front of the server at addr. It ends with the test.
 func NewProxy(tb testing.TB, addr string) *Proxy {
 	tb.Helper()
 	return NewProxyOn(tb, Listen(tb), addr)
 }
 
-// NewProxyOn is like [NewProxy], for clients that connect to l.
+// NewProxyOn is like [NewProxy], with a given listener.
 func NewProxyOn(tb testing.TB, l net.Listener, addr string) *Proxy {
 	tb.Helper()
 	p := &Proxy{addr: l.Addr().String()}
@@ -44,20 +44,20 @@ func NewProxyOn(tb testing.TB, l net.Listener, addr string) *Proxy {
 	return p
 }
 
-// Addr returns where clients connect to.
+// Addr returns the address for clients.
 func (p *Proxy) Addr() string { return p.addr }
 
 // Target sets the server of new connections.
 func (p *Proxy) Target(addr string) { p.target.Store(&addr) }
 
-// Replies sets how the replies of new connections are passed on; with nil as the fields say. When pass returns, the
-// connection is closed.
+// Replies sets a function that passes on the replies of new connections; nil means the default, according to the fields. When pass
+// returns, the connection closes.
 func (p *Proxy) Replies(pass func(to io.Writer, from io.Reader)) { p.replies.Store(&pass) }
 
 // Cut closes all connections.
 func (p *Proxy) Cut() { p.conns.cut(false) }
 
-// Reset closes all connections in such a way that both sides see a reset.
+// Reset closes all connections with a reset of both sides.
 func (p *Proxy) Reset() { p.conns.cut(true) }
 
 func (p *Proxy) serve(c net.Conn) {
@@ -115,7 +115,7 @@ func (p *Proxy) copy(to io.Writer, from io.Reader, within *atomic.Int64, slice *
 	}
 }
 
-// write writes b, byte by byte if asked to.
+// write writes b, byte by byte if slice is set.
 func write(to io.Writer, b []byte, slice bool) error {
 	size := len(b)
 	if slice {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Block returns the block of a Markdown text, indented by four spaces, that has word in it.
+// Block returns the block of a Markdown text, indented by four spaces, that contains word.
 func Block(tb testing.TB, text, word string) string {
 	tb.Helper()
 	for _, paragraph := range regexp.MustCompile(`(?m)(?:^    .*\n)+`).FindAllString(text, -1) {
@@ -18,7 +18,7 @@ func Block(tb testing.TB, text, word string) string {
 	return ""
 }
 
-// Variables returns the variables that stand before a command, as in A=1 B=2 command.
+// Variables returns the variables set before a command, as in A=1 B=2 command.
 func Variables(command string) map[string]string {
 	all := map[string]string{}
 	for _, found := range regexp.MustCompile(`(?:^|\s)([A-Z_]+)=(\S+)`).FindAllStringSubmatch(command, -1) {

@@ -16,36 +16,36 @@ import (
 // attempts bounds the search for a port that is still free when the process binds it.
 const attempts = 5
 
-// ports are of no other server, even while one has ended that is to be started again: its clients would find the other one.
+// ports never returns the port of an ended server, because that may be restarted, and its clients must not reach another server.
 //
 //nolint:gochecknoglobals // the tests of a process share its machine's ports
 var ports proc.Ports
 
 // Program is a server's program.
 type Program struct {
-	// Name is the name of the executable, and Package that of Debian's package that has it.
+	// Name is the name of the executable, and Package the Debian package that contains it.
 	Name, Package string
-	// Free reports whether the program may listen on port, which was free a moment ago. If nil, it may.
+	// Free reports whether the program can use port, which was free a moment ago. Nil means that it can.
 	Free func(port int) bool
-	// Args returns the arguments with which the program listens on port. It is called for each port that is tried.
+	// Args returns the arguments that make the program listen on port. It is called for each port that is tried.
 	Args func(port int) []string
-	// Ready reports whether the server, which has printed said so far, takes connections.
+	// Ready reports whether the server accepts connections, given its output so far.
 	Ready func(s *Server, said string) bool
 }
 
-// Server is a process on a port of its own.
+// Server is a process with its own port.
 type Server struct {
 	*Process
 
 	tb      testing.TB
 	program *Program
-	log     string // the file that it prints to
+	log     string // file with its output
 	port    int
 	args    []string
 }
 
-// NotShort skips a test that starts processes, or builds them, if it is run with -short, as `make check` runs it. There is
-// no other reason to skip a test: `make test` runs each of them.
+// NotShort skips a test that starts or builds processes if it runs with -short, as in `make check`. Tests are skipped for no other
+// reason: `make test` runs all of them.
 func NotShort(tb testing.TB) {
 	tb.Helper()
 	if testing.Short() {
@@ -58,7 +58,7 @@ func Start(tb testing.TB, p *Program) *Server {
 	tb.Helper()
 	NotShort(tb)
 	s := &Server{tb: tb, program: p, log: filepath.Join(tb.TempDir(), "log")}
-	tb.Cleanup(func() { s.Kill() }) // the process of then
+	tb.Cleanup(func() { s.Kill() }) // the process at that time
 	for range attempts {
 		s.port = s.freePort()
 		s.args = p.Args(s.port)
@@ -74,9 +74,9 @@ func Start(tb testing.TB, p *Program) *Server {
 	return nil
 }
 
-// taken reports whether another process has the port.
+// taken reports whether err means that another process has the port.
 func taken(err error) bool {
-	return strings.Contains(strings.ToLower(err.Error()), "address already in use") // Go and C differ in the first letter
+	return strings.Contains(strings.ToLower(err.Error()), "address already in use") // the first letter differs between Go and C
 }
 
 // Addr returns the host:port on which the server listens.
@@ -85,7 +85,7 @@ func (s *Server) Addr() string { return fmt.Sprintf("127.0.0.1:%d", s.port) }
 // Port returns the port on which the server listens.
 func (s *Server) Port() int { return s.port }
 
-// Said returns what the process has printed.
+// Said returns the output of the process.
 func (s *Server) Said() string {
 	s.tb.Helper()
 	said, err := os.ReadFile(s.log)
@@ -95,10 +95,10 @@ func (s *Server) Said() string {
 	return string(said)
 }
 
-// Stop suspends the process: connections stay up, but soon get no answers.
+// Stop suspends the process. Connections stay open, but get no answers.
 func (s *Server) Stop() { s.signal(syscall.SIGSTOP) }
 
-// Cont resumes a process that was stopped.
+// Cont resumes a suspended process.
 func (s *Server) Cont() { s.signal(syscall.SIGCONT) }
 
 func (s *Server) signal(sig syscall.Signal) {
@@ -108,7 +108,7 @@ func (s *Server) signal(sig syscall.Signal) {
 	}
 }
 
-// Restart ends the process if it runs, and starts it again with the same arguments. Its contents in memory are lost.
+// Restart ends the process if it is running, and starts it again with the same arguments. Data in memory are lost.
 func (s *Server) Restart() {
 	s.tb.Helper()
 	s.Kill()
@@ -144,7 +144,7 @@ func (s *Server) await() error {
 	var err error
 	over := false
 	ready := Poll(Patience, func() bool {
-		over = s.Over() // before it is read what it printed last
+		over = s.Over() // before reading its last output
 		said, err = os.ReadFile(s.log)
 		return err != nil || over || s.program.Ready(s, string(said))
 	})
@@ -159,7 +159,7 @@ func (s *Server) await() error {
 	return nil
 }
 
-// freePort returns a port that was free a moment ago, and that suits the program.
+// freePort returns a port that was free a moment ago and that the program can use.
 func (s *Server) freePort() int {
 	s.tb.Helper()
 	for range 100 {

@@ -1,6 +1,6 @@
-// Package testkit has what the tests of several packages need: to wait for something, to read a log that is being
-// written, listeners and proxies on loopback, real servers and ratelimitd itself as processes. Whatever it starts on behalf
-// of a test ends with it. Product code must not import it, which internal/testkit/archtest checks.
+// Package testkit contains helpers for the tests of several packages: waiting for a condition, reading a log that is being written,
+// listeners and proxies on loopback, and running servers and ratelimitd as processes. Everything that it starts for a test ends with the
+// test. Product code must not import it, which internal/testkit/archtest checks.
 package testkit
 
 import (
@@ -9,18 +9,28 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 )
 
-// Patience is how long to wait for what should happen at once, on a machine that may be busy.
+// Patience is the maximum wait, on a busy machine, for something that is usually immediate.
 const Patience = time.Minute
 
-// Failer fails a test: a [testing.TB], or the script of a testscript.
+// Failer can fail a test: a [testing.TB], or the script of a testscript.
 type Failer interface {
 	Fatalf(format string, args ...any)
+}
+
+// Check ends the test if there is an error.
+func Check(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }
 
 // Eventually waits until ok returns true, and fails the test if that takes longer than [Patience]: what is then said not
@@ -40,7 +50,7 @@ func Eventually(tb Failer, what string, ok func() bool, seen ...func() string) t
 	return time.Since(begin)
 }
 
-// Poll calls ok every few milliseconds until it returns true, and reports whether it has done so within limit.
+// Poll calls ok every few milliseconds until it returns true, and reports whether that happened within limit.
 func Poll(limit time.Duration, ok func() bool) bool {
 	const longest = 5 * time.Millisecond
 	pause := time.Millisecond
@@ -53,8 +63,8 @@ func Poll(limit time.Duration, ok func() bool) bool {
 	return true
 }
 
-// Run runs something beside the test. stop, which the end of the test calls too, tells it to end by its context, and waits
-// until it has; an error that it returns, or that it does not end within [Patience], fails the test.
+// Run runs a function in the background. stop, which the end of the test also calls, ends its context and waits for it. The test fails if
+// the function returns an error or does not end within [Patience].
 func Run(tb testing.TB, run func(ctx context.Context) error) (stop func()) {
 	tb.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
@@ -76,7 +86,7 @@ func Run(tb testing.TB, run func(ctx context.Context) error) (stop func()) {
 	return stop
 }
 
-// Buffer keeps what is written to it, such as a log, and can be read meanwhile. Its zero value is empty.
+// Buffer stores written data, such as a log, and can be read at the same time. The zero value is empty.
 type Buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -96,7 +106,7 @@ func (b *Buffer) String() string {
 	return b.b.String()
 }
 
-// Fetch makes an HTTP request on a connection of its own, so that no goroutines are left behind, and returns the answer.
+// Fetch makes an HTTP request on its own connection, so that no goroutines remain, and returns the answer.
 func Fetch(ctx context.Context, method, url, body string) (status int, answer string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
@@ -111,4 +121,15 @@ func Fetch(ctx context.Context, method, url, body string) (status int, answer st
 	}
 	text, err := io.ReadAll(resp.Body)
 	return resp.StatusCode, string(text), errors.Join(err, resp.Body.Close())
+}
+
+// WriteFile writes a file, and makes the directories above it.
+func WriteFile(tb testing.TB, file, text string) {
+	tb.Helper()
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		tb.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		tb.Fatal(err)
+	}
 }

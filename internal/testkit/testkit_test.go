@@ -11,12 +11,12 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// failure is what a test was failed with.
+// failure is the message of a failed test.
 type failure string
 
 func (f *failure) Fatalf(format string, args ...any) { *f = failure(fmt.Sprintf(format, args...)) }
 
-// TestEventually: what never happens is told with what was seen last, and what happens is noticed in milliseconds.
+// TestEventually checks that the failure message contains the last observed state, and that success is noticed within milliseconds.
 func TestEventually(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got failure
@@ -33,7 +33,7 @@ func TestEventually(t *testing.T) {
 	})
 }
 
-// TestStartDaemon: a server that ends at the start is told with what it said.
+// TestStartDaemon checks that the error of a server that ends at the start contains its output.
 func TestStartDaemon(t *testing.T) {
 	d, err := testkit.StartDaemon(exec.CommandContext(t.Context(), "sh", "-c", "echo no rules >&2; exit 3"))
 	if err == nil || !strings.Contains(err.Error(), "exit status 3\nno rules") {

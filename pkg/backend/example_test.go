@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// A program that decides by itself: it loads rules, finds the one that a request meets, and counts in memory.
+// A program that makes its own decisions: it loads rules, matches a request, and counts in memory.
 func Example() {
 	rules := `
 domain: shop

@@ -1,5 +1,5 @@
-// Package client asks ratelimitd whether something may happen now. It reads like golang.org/x/time/rate, but the limits are rules
-// of the server, which all processes that ask it share:
+// Package client asks ratelimitd whether a request is within its limits. Its API resembles golang.org/x/time/rate, but the limits are
+// rules of the server, shared by all of its clients:
 //
 //	c, err := client.New("dns:///ratelimitd.infra:8081", "shop", client.Config{FailOpen: true})
 //	…
@@ -8,19 +8,19 @@
 //		return errTooMany
 //	}
 //
-// A [Limiter] asks about one or several descriptors. [Limiter.Allow] takes a hit or reports that there is none. [Limiter.Take]
-// returns what is left and when to come again. [Limiter.Peek] spends nothing. [Limiter.Wait] waits for its turn. [Limiter.Hold]
-// takes a slot of a rule that limits how much runs at the same time. [Client.Middleware] and [Client.UnaryServerInterceptor] ask
-// about each request of a server.
+// A [Limiter] asks about one or several descriptors. [Limiter.Allow] consumes a hit if the limits admit it. [Limiter.Take] also returns
+// the hits left and the time until the next attempt. [Limiter.Peek] checks without consuming. [Limiter.Wait] waits until a hit is
+// admitted. [Limiter.Hold] takes a slot of a rule that limits concurrency. [Client.Middleware] and [Client.UnaryServerInterceptor] check
+// each request of a server.
 //
-// # What can go wrong
+// # Failures
 //
-// While no server answers, or one answers UNKNOWN or any other error, [Config.FailOpen] decides. There are two exceptions, in which
-// the answer is always no. One is a request that the server does not accept (INVALID_ARGUMENT, RESOURCE_EXHAUSTED), so that input
-// of end users never opens a limit. The other is a context of the caller that has ended.
+// If no server answers, or a server answers UNKNOWN or an error, [Config.FailOpen] decides, with two exceptions that are always rejected.
+// One is a request that the server considers invalid (INVALID_ARGUMENT, RESOURCE_EXHAUSTED), so that input of end users never opens a
+// limit. The other is a request whose context has ended.
 //
-// No question is asked twice, for its hits might count twice. A descriptor that no rule limits passes, with [Status.Limited] false.
-// The verdict is that on all descriptors, even if the server does not know about one of them.
+// Requests are never retried, because their hits might count twice. A descriptor without a limit is admitted, with [Status.Limited]
+// false. [Result.OK] is the server's decision on all descriptors, even if it has no decision for one of them.
 //
 // This package is optional: the core works without it.
 package client
@@ -44,38 +44,38 @@ import (
 	"google.golang.org/grpc/resolver/manual"
 )
 
-// balanced spreads questions over all addresses of healthy servers. A server that drains is left out before it stops.
+// balanced is a gRPC service config that spreads requests over all healthy addresses. A draining server gets none, even before it stops.
 const balanced = `{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": "ratelimit"}}`
 
-// Errors of calls, which are wrapped; errors of gRPC keep their status.
+// Errors of calls. Calls wrap them; errors of gRPC keep their status.
 var (
-	// ErrOverLimit is returned by Wait if no time is long enough, and by Hold if no slot is free.
+	// ErrOverLimit is returned by Wait if waiting does not help, and by Hold if too few slots are free.
 	ErrOverLimit = errors.New("over the limit")
-	// ErrNoVerdict means that a server answered, but with the code UNKNOWN. Config.FailOpen has decided.
+	// ErrNoVerdict means that a server answered UNKNOWN, and that Config.FailOpen decided.
 	ErrNoVerdict = errors.New("the server answered UNKNOWN, not a verdict")
-	// ErrNoTurn is returned by Wait where the server does not say when a turn comes: it needs DECISION_METADATA=true.
+	// ErrNoTurn is returned by Wait if the server does not report wait times, which requires DECISION_METADATA=true.
 	ErrNoTurn = errors.New("the server does not say when a turn comes: start it with DECISION_METADATA=true")
-	// ErrLost is returned by Release where the slot had ended before.
+	// ErrLost is returned by Release if the slot had already ended.
 	ErrLost = errors.New("the slot was lost before it was released")
 )
 
-// Config says how servers are asked. The zero value asks in plain text, and fails closed.
+// Config configures a [Client]. The zero value uses plain text and fails closed.
 type Config struct {
-	// TLS secures connections; its certificates are presented to servers that ask for one. Nil means plain text.
+	// TLS configures encrypted connections, including client certificates. Nil means plain text.
 	TLS *tls.Config
-	// Timeout is how long to wait for an answer, if the context of a call does not end before. 0 and less mean 250 ms.
+	// Timeout is the time limit of a request. An earlier deadline of the call's context takes precedence. If it is not positive, it is
+	// 250 ms.
 	Timeout time.Duration
-	// FailOpen lets pass what no server decides. Otherwise it is rejected.
+	// FailOpen admits requests that no server decides. Otherwise, they are rejected.
 	FailOpen bool
-	// OnError gets each failed question, also where FailOpen hides it, but not those whose callers gave up. It may
-	// be called concurrently. Nil reports nothing.
+	// OnError is called with the error of each failed request, even if FailOpen admits the request, but not if the caller's context
+	// ended. It may be called concurrently. Nil ignores errors.
 	OnError func(error)
-	// Dial are further options of connections, such as a stats handler for tracing.
+	// Dial adds options to connections, such as a stats handler for tracing.
 	Dial []grpc.DialOption
 }
 
-// Client asks servers about the rules of one domain. It is safe for concurrent use, and meant to live as long as the
-// process.
+// Client asks servers about the rules of one domain. It is safe for concurrent use, and usually lives as long as the process.
 type Client struct {
 	addr, domain string
 	config       Config
@@ -83,14 +83,14 @@ type Client struct {
 	service      rls.RateLimitServiceClient
 }
 
-// New returns a client that asks the servers at addr about a domain. It connects when it is first asked something, and
-// takes turns between all servers that are healthy. addr is one of
+// New returns a client for the rules of a domain on the servers at addr. The client connects at the first request, and distributes
+// requests over all healthy servers. addr is one of
 //
-//	host:port               each address that DNS has for the host, which is asked again when a connection ends
+//	host:port               all addresses of the host; DNS is queried again when a connection ends
 //	host:port,host:port,…   these servers
 //	dns:///…, unix:…, …     a target of gRPC
 //
-// The error says what is wrong with addr or domain, not whether a server is there.
+// The error describes an invalid addr or domain; New does not check whether a server is reachable.
 func New(addr, domain string, c Config) (*Client, error) {
 	if domain == "" {
 		return nil, errors.New("client: the domain is empty: use the domain of a rule file")
@@ -107,7 +107,7 @@ func New(addr, domain string, c Config) (*Client, error) {
 	options := append([]grpc.DialOption{
 		grpc.WithTransportCredentials(secured),
 		grpc.WithDefaultServiceConfig(balanced),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 5 * time.Second}), // servers allow a ping each 10 s
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 5 * time.Second}), // servers allow one per 10 s
 		grpc.WithResolvers(list),
 	}, c.Dial...)
 	conn, err := grpc.NewClient(target, options...)
@@ -117,7 +117,7 @@ func New(addr, domain string, c Config) (*Client, error) {
 	return &Client{addr: addr, domain: domain, config: c, conn: conn, service: rls.NewRateLimitServiceClient(conn)}, nil
 }
 
-// parse returns the target that addr means to gRPC, and what resolves it if it is a list.
+// parse returns the gRPC target for addr and, if addr is a list, its resolver.
 func parse(addr string) (target string, list *manual.Resolver, err error) {
 	list = manual.NewBuilderWithScheme("list")
 	if strings.Contains(addr, "://") || strings.HasPrefix(addr, "unix:") {
@@ -137,6 +137,5 @@ func parse(addr string) (target string, list *manual.Resolver, err error) {
 	return list.Scheme() + ":///", list, nil
 }
 
-// Close closes all connections. Questions that have not been answered fail, and slots that are still held are no longer
-// renewed: release them first.
+// Close closes all connections. Pending requests fail, and held slots are no longer renewed, so release them first.
 func (c *Client) Close() error { return c.conn.Close() }

@@ -55,7 +55,7 @@ func TestTake(t *testing.T) {
 	decided(t, "more than is left", r, err, false)
 }
 
-// TestTakeSeveral: one question about several descriptors, with the strictest on top.
+// TestTakeSeveral takes several descriptors in one request. The result's Status is the strictest one.
 func TestTakeSeveral(t *testing.T) {
 	t.Parallel()
 	c, ctx := fresh(t), t.Context()
@@ -80,7 +80,7 @@ func TestTakeSeveral(t *testing.T) {
 	}
 }
 
-// TestPairs: order matters, bytes that are no text are sent as what they can be, and a missing value is a bug.
+// TestPairs tests that order matters, that invalid UTF-8 is replaced, and that a missing value panics.
 func TestPairs(t *testing.T) {
 	t.Parallel()
 	c, ctx := fresh(t), t.Context()
@@ -114,7 +114,7 @@ func TestNew(t *testing.T) {
 	}
 }
 
-// TestTargets: what an address may look like.
+// TestTargets tests the accepted forms of an address.
 func TestTargets(t *testing.T) {
 	t.Parallel()
 	testkit.NotShort(t)
@@ -129,7 +129,7 @@ func TestTargets(t *testing.T) {
 	}
 }
 
-// stub is a server that answers as ratelimitd never does.
+// stub is a server with answers that ratelimitd never sends.
 type stub struct {
 	rls.UnimplementedRateLimitServiceServer
 
@@ -152,7 +152,7 @@ func (s stub) listen(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// TestFailures: what is decided where no server decides.
+// TestFailures tests the result of requests that no server decides.
 func TestFailures(t *testing.T) {
 	t.Parallel()
 	testkit.NotShort(t)
@@ -203,7 +203,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestUnknownStatus: what a server does not know about one descriptor leaves its verdict on all of them.
+// TestUnknownStatus tests that the overall code is the result even if a descriptor's code is unknown.
 func TestUnknownStatus(t *testing.T) {
 	t.Parallel()
 	for code, want := range map[rls.RateLimitResponse_Code]bool{rls.RateLimitResponse_OK: true, rls.RateLimitResponse_OVER_LIMIT: false} {
@@ -216,7 +216,7 @@ func TestUnknownStatus(t *testing.T) {
 	}
 }
 
-// TestCallerEnds: once no one waits for it, the answer is no, and no failure of the server.
+// TestCallerEnds tests that a request whose context has ended is rejected, and not reported as a server's failure.
 func TestCallerEnds(t *testing.T) {
 	t.Parallel()
 	testkit.NotShort(t)
@@ -244,12 +244,12 @@ func TestCallerEnds(t *testing.T) {
 	}
 }
 
-// TestBalance: servers take turns, and one that drains is left out while it still answers.
+// TestBalance tests that requests are distributed over the servers, and that a draining server gets none although it still answers.
 func TestBalance(t *testing.T) {
 	t.Parallel()
 	one, two := start(t, "DRAIN_DELAY=10m"), start(t)
 	c := connect(t, one.At["GRPC"]+","+two.At["GRPC"], client.Config{})
-	both := func(user string) int { // each of them counts on its own, so both together admit 6
+	both := func(user string) int { // each server counts on its own, so both together admit 6
 		passed := 0
 		for range 12 {
 			if c.Limiter(client.Pairs("user", user)).Allow(t.Context()) {

@@ -16,8 +16,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/client"
 )
 
-// The examples ask a real server, at addr, with the rules of testdata/rules. They wait for it for longer than services
-// would.
+// The examples use a real server, at addr, with the rules of testdata/rules. Their timeout is longer than that of a service.
 var config = client.Config{Timeout: 30 * time.Second}
 
 func Example() {
@@ -38,7 +37,7 @@ func Example() {
 	// false
 }
 
-// Two replicas are asked in turns. While neither answers, everything passes.
+// Requests alternate between two replicas. While neither answers, everything is admitted.
 func ExampleNew() {
 	c, err := client.New("ratelimitd-0.infra:8081,ratelimitd-1.infra:8081", "shop", client.Config{
 		Timeout:  20 * time.Millisecond,
@@ -63,7 +62,7 @@ func ExampleLimiter_Take() {
 	}
 	defer c.Close()
 
-	// Both limits in one question, which costs two hits of each.
+	// One request for both limits, which consumes two hits of each.
 	l := c.Limiter(client.Pairs("user", "bob"), client.Pairs("path", "/search", "user", "bob"))
 	r, err := l.Take(context.Background(), 2)
 	if err != nil {
@@ -99,7 +98,7 @@ func ExampleLimiter_Peek() {
 	// true 3
 }
 
-// The rule is a queue (leaky_bucket) in which a turn comes each 50 ms.
+// The rule is a queue (leaky_bucket) with a turn every 50 ms.
 func ExampleLimiter_Wait() {
 	c, err := client.New(addr, "shop", config)
 	if err != nil {
@@ -134,7 +133,7 @@ func ExampleLimiter_Hold() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		defer func() { _ = slot.Release() }() // while it runs, watch slot.Lost
+		defer func() { _ = slot.Release() }() // during the work, watch slot.Lost
 	}
 	_, err = reports.Hold(ctx, "run")
 	fmt.Println(errors.Is(err, client.ErrOverLimit))

@@ -15,14 +15,14 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Descriptor says what is limited: keys and their values, in order. Rules are trees: the first key is looked up at the top of
-// the domain, the next one below it, and so on.
+// Descriptor is a list of keys and values that a limit applies to. The order matters: rules form a tree, whose first level matches the
+// first key, the next level the second key, and so on.
 type Descriptor struct {
 	entries []*common.RateLimitDescriptor_Entry
 }
 
-// Pairs returns the descriptor with these keys and values, in turn: Pairs("user", "alice", "path", "/login"). Bytes that
-// are not UTF-8 become U+FFFD, several in a row one. It panics if the last key has no value.
+// Pairs returns the descriptor with alternating keys and values: Pairs("user", "alice", "path", "/login"). Each run of bytes that are not
+// UTF-8 becomes one U+FFFD. Pairs panics if the last key has no value.
 func Pairs(kv ...string) Descriptor {
 	if len(kv)%2 != 0 {
 		panic(fmt.Sprintf("client: Pairs got %d arguments: each key needs a value", len(kv))) //nolint:forbidigo // a bug of the caller
@@ -36,43 +36,42 @@ func Pairs(kv ...string) Descriptor {
 	return d
 }
 
-// Limiter asks about descriptors. It is a view of its client, and any number of them may be made, even one for each request. It has
-// nothing to close, and is safe for concurrent use.
+// Limiter asks about descriptors. It is a cheap view of its client: a program may create one per request. It need not be closed, and is
+// safe for concurrent use.
 type Limiter struct {
 	client      *Client
 	descriptors []Descriptor
 }
 
-// Limiter returns a limiter for what d describe, all in one question. Each of them is decided by a rule of its own, and
-// spends its hits even if another one rejects, unless the domain has `charge: together`.
+// Limiter returns a limiter that sends all descriptors in one request. Each descriptor is decided by its own rule and consumes its hits
+// even if another one is rejected, unless the domain has `charge: together`.
 func (c *Client) Limiter(d ...Descriptor) *Limiter { return &Limiter{client: c, descriptors: d} }
 
-// Allow reports whether a hit may happen now, and spends it if so. It is AllowN(ctx, 1).
+// Allow consumes one hit and reports whether it is admitted. It is AllowN(ctx, 1).
 func (l *Limiter) Allow(ctx context.Context) bool { return l.AllowN(ctx, 1) }
 
-// AllowN reports whether n hits may happen now, and spends them if so, all or none. Where the rule is a queue (leaky_bucket), they
-// may happen only when their turn comes: use [Limiter.Wait]. Without an answer, Config.FailOpen decides, and Config.OnError gets
-// the error. Once ctx has ended it is false.
+// AllowN consumes n hits, all or none, and reports whether they are admitted. Hits admitted by a queue (leaky_bucket) still have to wait
+// for their turn: use [Limiter.Wait]. If no server decides, AllowN returns Config.FailOpen, and Config.OnError gets the error. If ctx has
+// ended, AllowN returns false.
 func (l *Limiter) AllowN(ctx context.Context, n int) bool {
 	r, _ := l.Take(ctx, n)
 	return r.OK
 }
 
-// Take is AllowN with the whole answer. With an error, OK is what Config.FailOpen decides, and nothing else is known, not even
-// whether the hits were spent.
+// Take is AllowN with all details. With an error, OK is the decision of Config.FailOpen and all other fields are zero; the hits may have
+// been consumed.
 func (l *Limiter) Take(ctx context.Context, n int) (Result, error) { return l.ask(ctx, n, false) }
 
-// Peek returns what [Limiter.Allow] would find, and spends nothing.
+// Peek returns the result that [Limiter.Allow] would have, without consuming a hit.
 func (l *Limiter) Peek(ctx context.Context) (Result, error) { return l.ask(ctx, 0, false) }
 
-// Refund refunds n hits that were spent but not used. It never leaves more than the full limit, and does nothing to a
-// queue (leaky_bucket).
+// Refund refunds n consumed hits. It never exceeds the full limit, and has no effect on a queue (leaky_bucket).
 func (l *Limiter) Refund(ctx context.Context, n int) error {
 	_, err := l.ask(ctx, n, true)
 	return err
 }
 
-// ask sends one question. With an error, the result says what Config.FailOpen decided.
+// ask sends one request. With an error, the result's OK is the decision of Config.FailOpen.
 func (l *Limiter) ask(ctx context.Context, n int, refund bool) (Result, error) {
 	if n < 0 {
 		return Result{}, fmt.Errorf("client: a cost of %d: must be 0, which only checks, or more", n)
@@ -94,7 +93,7 @@ func (l *Limiter) ask(ctx context.Context, n int, refund bool) (Result, error) {
 	err = cmp.Or(err, ErrNoVerdict)
 	code, ended := status.Code(err), ctx.Err()
 	if d, ok := ctx.Deadline(); ok && d.Before(until) && code == codes.DeadlineExceeded {
-		ended = context.DeadlineExceeded // of the caller, which the server may notice before this process does
+		ended = context.DeadlineExceeded // the caller's deadline, which the server may notice before this process does
 	}
 	if ended != nil {
 		return Result{}, fmt.Errorf("client: asking %s: %w", c.addr, ended)
@@ -107,18 +106,17 @@ func (l *Limiter) ask(ctx context.Context, n int, refund bool) (Result, error) {
 	return Result{Status: Status{OK: open}}, err
 }
 
-// Wait waits until a hit may happen. It is WaitN(ctx, 1).
+// Wait waits until a hit is admitted. It is WaitN(ctx, 1).
 func (l *Limiter) Wait(ctx context.Context) error { return l.WaitN(ctx, 1) }
 
-// WaitN takes n hits, and returns nil when they may happen: under leaky_bucket when their turn comes, under other algorithms as
-// soon as they are admitted. It checks before it takes, so that hits are only spent without effect if others come in between. It
-// checks again when the server says that the hits might pass. The server must have DECISION_METADATA=true; otherwise WaitN fails
-// with [ErrNoTurn].
+// WaitN takes n hits and waits until their turn if the rule is a queue (leaky_bucket), or retries until they are admitted otherwise. It
+// checks before it takes, so a take is rejected only if other callers intervene, and it checks again at the time that the server names.
+// The server must have DECISION_METADATA=true; otherwise WaitN fails with [ErrNoTurn].
 //
-// If the deadline of ctx comes before the turn, it returns immediately, with an error that is [context.DeadlineExceeded]. If ctx
-// ends while it waits, it returns ctx.Err(); a turn that was taken by then is lost, since turns cannot be refunded. With a limit of
-// 0, or more hits than can ever pass, it returns [ErrOverLimit]. Without an answer it returns immediately: nil if Config.FailOpen
-// says so, and otherwise the error.
+// If the deadline of ctx is before the turn, WaitN returns immediately, with an error that matches [context.DeadlineExceeded]. If ctx
+// ends during the wait, it returns ctx.Err(); a turn already taken is lost, because turns cannot be refunded. If the limit is 0 or below
+// n, so that the hits can never be admitted, it returns [ErrOverLimit]. If no server decides, it returns immediately: nil if
+// Config.FailOpen is set, and otherwise the error.
 func (l *Limiter) WaitN(ctx context.Context, n int) error {
 	for {
 		r, err := l.Peek(ctx)
@@ -145,7 +143,7 @@ func (l *Limiter) WaitN(ctx context.Context, n int) error {
 	}
 }
 
-// pause waits for d, and fails immediately if ctx would end before.
+// pause waits for d. It fails immediately if the deadline of ctx is earlier.
 func pause(ctx context.Context, d time.Duration) error {
 	if err := late(ctx, d); err != nil || d <= 0 {
 		return err
@@ -158,7 +156,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// late returns an error if ctx ends within d.
+// late returns an error if the deadline of ctx is within d.
 func late(ctx context.Context, d time.Duration) error {
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < d {
 		return fmt.Errorf("client: the turn comes in %v, after the deadline: %w", d, context.DeadlineExceeded)

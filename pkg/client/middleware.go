@@ -15,21 +15,21 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// HTTP says how a middleware limits. Its zero value rejects with 429 Too Many Requests, or 503 Service Unavailable where
-// no server decided.
+// HTTP configures a middleware. The zero value answers rejections with 429 Too Many Requests, or with 503 Service Unavailable if no
+// server decided.
 type HTTP struct {
-	// Cost returns how many hits a request spends. Nil means 1.
+	// Cost returns the number of hits of a request. Nil means 1.
 	Cost func(*http.Request) int
-	// Denied answers a request that is rejected. The headers are set already. err is not nil if no server decided.
+	// Denied answers a rejected request, after the headers are set. err is not nil if no server decided.
 	Denied func(w http.ResponseWriter, r *http.Request, result Result, err error)
 }
 
-// Middleware returns what wraps a handler so that only requests within their limits reach it. key says what limits a
-// request, and without a descriptor nothing does: return nil for what is to be skipped. Every response has RateLimit-Limit,
-// RateLimit-Remaining and RateLimit-Reset, and rejections have Retry-After, both in seconds, unless [Never] is known; the server's
-// variables LIMIT_… add more, and what they add under the same name replaces it. With LIMIT_HEADERS_FORMAT=draft RateLimit and
-// RateLimit-Policy take the place of the first three. Rules with headers: off have none of them, nor Retry-After. Requests
-// do not wait for a turn in a queue (leaky_bucket); RateLimit-Wait says when it comes, in milliseconds.
+// Middleware wraps a handler so that only requests within their limits reach it. key returns the descriptors of a request; a request
+// without descriptors is not limited. Responses to limited requests have RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset, in
+// seconds. Rejections also have Retry-After, in seconds, unless RetryAfter is [Never]. Headers that the server adds (its variables
+// LIMIT_…) replace those of the same name. With LIMIT_HEADERS_FORMAT=draft, RateLimit and RateLimit-Policy replace the first three.
+// Responses for rules with headers: off have none of these headers. Requests do not wait for their turn in a queue (leaky_bucket);
+// RateLimit-Wait is the time until then, in milliseconds.
 func (c *Client) Middleware(key func(*http.Request) []Descriptor, h HTTP) func(http.Handler) http.Handler {
 	if h.Denied == nil {
 		h.Denied = deny
@@ -52,19 +52,19 @@ func (c *Client) Middleware(key func(*http.Request) []Descriptor, h HTTP) func(h
 	}
 }
 
-// deny answers with the server's LIMIT_BODY, if it has one.
+// deny answers with the server's LIMIT_BODY, if set.
 func deny(w http.ResponseWriter, _ *http.Request, result Result, err error) {
 	text, code := cmp.Or(string(result.Body), "over the rate limit"), http.StatusTooManyRequests
 	if err != nil {
 		text, code = "the rate limit could not be checked", http.StatusServiceUnavailable
 	}
 	w.WriteHeader(code)
-	_, _ = io.WriteString(w, text) // a client that does not read it is gone
+	_, _ = io.WriteString(w, text) // fails only if the client is gone
 }
 
-// ByIP limits each client by its address, in a descriptor with this key. An IPv6 address counts as its network of 64 bits,
-// such as 2001:db8::/64, since one client has all of its addresses. The address is that of the connection: behind a proxy,
-// write a function that reads the header which that proxy sets, for clients can send any.
+// ByIP limits each client by its address, in a descriptor with this key. It limits IPv6 clients by network of 64 bits, such as
+// 2001:db8::/64, because a client usually owns all addresses of its network. The address is that of the connection. Behind a proxy, write
+// a function that reads the header set by that proxy, because clients can send any header.
 func ByIP(key string) func(*http.Request) []Descriptor {
 	return func(r *http.Request) []Descriptor {
 		value := r.RemoteAddr
@@ -79,18 +79,18 @@ func ByIP(key string) func(*http.Request) []Descriptor {
 	}
 }
 
-// ByHeader limits by the value of a header, in a descriptor with this key. All requests without the header share one
-// value, the empty one, so that no client escapes the limit by leaving it out.
+// ByHeader limits by the value of a header, in a descriptor with this key. All requests without the header share the empty value, so
+// clients cannot escape the limit by omitting it.
 func ByHeader(key, header string) func(*http.Request) []Descriptor {
 	return func(r *http.Request) []Descriptor { return []Descriptor{Pairs(key, r.Header.Get(header))} }
 }
 
-// CallKey says what limits a call, by its context, which has its metadata and its peer, and its method, such as
-// /shop.Cart/Add. Without a descriptor nothing does: return nil for what is to be skipped.
+// CallKey returns the descriptors of a call, given its context, which contains its metadata and its peer, and its method, such as
+// /shop.Cart/Add. A call without descriptors is not limited.
 type CallKey func(ctx context.Context, method string) []Descriptor
 
-// UnaryServerInterceptor lets only calls within their limits reach their handler. Others get RESOURCE_EXHAUSTED, or
-// UNAVAILABLE where no server decided. Their headers are those of [Client.Middleware], in lower case.
+// UnaryServerInterceptor lets only calls within their limits reach their handler. Other calls fail with RESOURCE_EXHAUSTED, or with
+// UNAVAILABLE if no server decided. The headers are those of [Client.Middleware], in lower case.
 func (c *Client) UnaryServerInterceptor(key CallKey) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		if err := c.enter(ctx, key(ctx, info.FullMethod)); err != nil {
@@ -100,7 +100,7 @@ func (c *Client) UnaryServerInterceptor(key CallKey) grpc.UnaryServerInterceptor
 	}
 }
 
-// StreamServerInterceptor is the same for streams, which spend one hit when they begin.
+// StreamServerInterceptor is UnaryServerInterceptor for streams. A stream consumes one hit when it begins.
 func (c *Client) StreamServerInterceptor(key CallKey) grpc.StreamServerInterceptor {
 	return func(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 		if err := c.enter(stream.Context(), key(stream.Context(), info.FullMethod)); err != nil {
@@ -110,7 +110,7 @@ func (c *Client) StreamServerInterceptor(key CallKey) grpc.StreamServerIntercept
 	}
 }
 
-// enter returns an error for a call that is rejected. It sets headers in any case.
+// enter sets the headers of a call, and returns an error if the call is rejected.
 func (c *Client) enter(ctx context.Context, d []Descriptor) error {
 	if len(d) == 0 {
 		return nil

@@ -22,7 +22,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/client"
 )
 
-// get asks a handler for a path, as a client at an address, and returns the code and the headers that concern limits.
+// get sends a request from a client address to a handler, and returns the code, the headers about limits, and the body.
 func get(t *testing.T, h http.Handler, path, from string, header ...string) (code int, headers map[string]string, body string) {
 	t.Helper()
 	r, w := httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil), httptest.NewRecorder()
@@ -76,7 +76,7 @@ func TestMiddleware(t *testing.T) {
 	}
 }
 
-// TestMiddlewareSettings: what is skipped, what a request costs, and who answers rejections.
+// TestMiddlewareSettings tests skipped requests, costs, and handlers of rejections.
 func TestMiddlewareSettings(t *testing.T) {
 	t.Parallel()
 	c := fresh(t)
@@ -117,14 +117,15 @@ func TestMiddlewareSettings(t *testing.T) {
 	if code != 418 || headers["Retry-After"] != "" || headers["Ratelimit-Reset"] != "60" {
 		t.Errorf("a request that can never pass: %d %v", code, headers)
 	}
-	queue := c.Middleware(func(*http.Request) []client.Descriptor { return []client.Descriptor{client.Pairs("letter", "http")} }, client.HTTP{})(http.HandlerFunc(fine))
+	queue := c.Middleware(func(*http.Request) []client.Descriptor { return []client.Descriptor{client.Pairs("letter", "http")} },
+		client.HTTP{})(http.HandlerFunc(fine))
 	get(t, queue, "/", "192.0.2.1:1")
 	if code, headers, _ := get(t, queue, "/", "192.0.2.1:1"); code != 200 || len(headers["Ratelimit-Wait"]) != len("60000") {
 		t.Errorf("a request before its turn: %d %v", code, headers)
 	}
 }
 
-// TestMiddlewareOfServer: headers and bodies that the server is set to send come before those made here.
+// TestMiddlewareOfServer tests that headers and bodies of the server take precedence.
 func TestMiddlewareOfServer(t *testing.T) {
 	t.Parallel()
 	d := start(t, "LIMIT_RESPONSE_HEADERS_ENABLED=true", "LIMIT_LIMIT_HEADER=X-RateLimit-Limit", "LIMIT_RETRY_AFTER_HEADER=Retry-After",
@@ -150,8 +151,8 @@ func TestMiddlewareOfServer(t *testing.T) {
 	}
 }
 
-// TestMiddlewareOfTheDraft: where the server sends the headers of the draft, those of before are not sent beside them, and a
-// rule with headers: off has neither.
+// TestMiddlewareOfTheDraft tests that the draft's headers of the server replace the older ones, and that a rule with headers: off has
+// neither.
 func TestMiddlewareOfTheDraft(t *testing.T) {
 	t.Parallel()
 	d := start(t, "LIMIT_RESPONSE_HEADERS_ENABLED=true", "LIMIT_HEADERS_FORMAT=draft")
@@ -177,7 +178,7 @@ func TestMiddlewareOfTheDraft(t *testing.T) {
 	}
 }
 
-// TestInterceptors: calls and streams within their limits reach their handlers.
+// TestInterceptors tests that calls and streams within their limits reach their handlers.
 func TestInterceptors(t *testing.T) {
 	t.Parallel()
 	d := start(t)

@@ -12,38 +12,38 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// Result is the answer to one question. Its Status is that of the strictest descriptor: where the answer is no, the one
-// that rejects for the longest; otherwise the one with the least left. Its OK is the verdict on all of them.
+// Result is the decision on one request. Its Status is that of the strictest descriptor: among rejected ones, the one with the longest
+// RetryAfter; otherwise the one with the least left. OK is the decision on all descriptors.
 type Result struct {
 	Status
 
-	// Statuses has the answer for each descriptor, in the order in which the limiter has them.
+	// Statuses has one element per descriptor, in the limiter's order.
 	Statuses []Status
-	// Header are the headers that the server asks to add to a response, if it has any of the variables LIMIT_….
+	// Header contains the headers that the server wants added to the response, set by its variables LIMIT_….
 	Header http.Header
-	// Body is the body of a rejection, where the server has LIMIT_BODY.
+	// Body is the body of a rejection, if the server has LIMIT_BODY.
 	Body []byte
 
 	knowsTurn bool
 }
 
-// Status is the answer for one descriptor. Where the server has DECISION_METADATA=true, times are in milliseconds,
-// otherwise in seconds; they are rounded up.
+// Status is the decision on one descriptor. Times are rounded up: to milliseconds if the server has DECISION_METADATA=true, otherwise to
+// seconds.
 type Status struct {
-	OK      bool   // it is not over its limit; rules in shadow mode never are
-	Limited bool   // a limit applies; if not, the numbers below mean nothing
-	Rule    string // the rule's path, such as shop.user, with DECISION_METADATA; otherwise its name, which it may not have
+	OK      bool   // not over the limit; always true for rules in shadow mode
+	Limited bool   // a limit applies; if not, the numbers below are meaningless
+	Rule    string // path of the rule, such as shop.user, with DECISION_METADATA; otherwise its name, which may be empty
 
 	Limit     uint32        // hits in each Window
 	Window    time.Duration // a month counts as 30 days, a year as 365
 	Remaining uint32        // hits left; 0 if rejected
 
-	ResetAfter time.Duration // until nothing is spent any more; of a rejection without DECISION_METADATA the same as RetryAfter
-	RetryAfter time.Duration // until the same question would pass; 0 if it has, and with DECISION_METADATA [Never] if it never will
-	Wait       time.Duration // until the turn of what was admitted to a queue (leaky_bucket); see [Limiter.Wait]
+	ResetAfter time.Duration // until the counter is as if unused; for a rejection without DECISION_METADATA, the same as RetryAfter
+	RetryAfter time.Duration // until the same request would be admitted; 0 if it was; with DECISION_METADATA, [Never] if it cannot be
+	Wait       time.Duration // until the turn of hits admitted to a queue (leaky_bucket); see [Limiter.Wait]
 }
 
-// Never is the RetryAfter of a question that can never pass, because it asks for more hits than the limit ever admits.
+// Never is the RetryAfter of a request for more hits than the limit ever admits.
 const Never = time.Duration(math.MaxInt64)
 
 func resultOf(a *rls.RateLimitResponse) Result {
@@ -59,7 +59,7 @@ func resultOf(a *rls.RateLimitResponse) Result {
 		}
 		st := statusOf(s, fields)
 		r.Statuses = append(r.Statuses, st)
-		known := st.Limited || !st.OK // numbers of a limit may be missing, where its rule has headers: off
+		known := st.Limited || !st.OK // the limit is missing from a rejection if the rule has headers: off
 		r.knowsTurn = r.knowsTurn && (!known || fields["wait_ms"] != nil)
 		wait = max(wait, st.Wait)
 		stricter := cmp.Or(cmp.Compare(r.RetryAfter, st.RetryAfter), cmp.Compare(st.Remaining, r.Remaining)) < 0
@@ -74,7 +74,7 @@ func resultOf(a *rls.RateLimitResponse) Result {
 	return r
 }
 
-// statusOf converts a status, with what the server's metadata say about its decision.
+// statusOf converts a status and the decision's fields in the server's dynamic metadata.
 func statusOf(s *rls.RateLimitResponse_DescriptorStatus, fields map[string]*structpb.Value) Status {
 	const h = time.Hour
 	units := [9]time.Duration{1: time.Second, 2: time.Minute, 3: h, 4: 24 * h, 5: 720 * h, 6: 8760 * h, 7: 168 * h} // by their numbers in the protocol
@@ -99,12 +99,12 @@ func statusOf(s *rls.RateLimitResponse_DescriptorStatus, fields map[string]*stru
 		}
 	}
 	if st.OK {
-		st.RetryAfter = 0 // also of a rule in shadow mode
+		st.RetryAfter = 0 // also for a rule in shadow mode
 	}
 	return st
 }
 
-// headers returns what a response should tell its caller. What the server asks for replaces what is made here.
+// headers returns the headers of a response. Those of the server take precedence.
 func (r *Result) headers() http.Header {
 	h := http.Header{}
 	set := func(name string, n int64) { h.Set(name, strconv.FormatInt(n, 10)) }

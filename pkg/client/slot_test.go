@@ -16,7 +16,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/client"
 )
 
-// hold is Hold, which must succeed.
+// hold calls Hold and fails the test on error.
 func hold(t *testing.T, l *client.Limiter, holder string) *client.Slot {
 	t.Helper()
 	s, err := l.Hold(t.Context(), holder)
@@ -26,7 +26,7 @@ func hold(t *testing.T, l *client.Limiter, holder string) *client.Slot {
 	return s
 }
 
-// TestHold: as many slots as there are, each until it is released, with owners and without.
+// TestHold tests that no more slots are held than the rule has, with and without owners, and that releasing one frees it.
 func TestHold(t *testing.T) {
 	t.Parallel()
 	c, ctx := shared(t), t.Context()
@@ -70,7 +70,7 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// TestHoldNamed: an owner with a name has the same slot twice, and one release frees it.
+// TestHoldNamed tests that an owner with a name holds the same slot twice, and that one release frees it.
 func TestHoldNamed(t *testing.T) {
 	t.Parallel()
 	c := shared(t)
@@ -85,9 +85,8 @@ func TestHoldNamed(t *testing.T) {
 	}
 }
 
-// TestHoldRenews: a slot with an owner is held for longer than its window of a second, one without is lost, and what is
-// lost is not released once more. A machine that stands still for a second may lose the first one too; then it is tried
-// again.
+// TestHoldRenews tests that a slot with an owner outlives its window of a second, that one without an owner is lost, and that a lost slot
+// is not released. On a machine that stalls for a second, the first slot may be lost too; the test then tries again.
 func TestHoldRenews(t *testing.T) {
 	t.Parallel()
 	c, ctx := shared(t), t.Context()
@@ -114,7 +113,7 @@ func TestHoldRenews(t *testing.T) {
 	}
 }
 
-// TestHoldLost: who holds a slot is told when it cannot be renewed any more, as its server is away.
+// TestHoldLost tests that the holder learns that its slot was lost while the server was unavailable.
 func TestHoldLost(t *testing.T) {
 	t.Parallel()
 	d := start(t)
@@ -135,14 +134,14 @@ func TestHoldLost(t *testing.T) {
 	}
 }
 
-// TestHoldAbandoned: a caller that leaves while it asks leaves no slot behind.
+// TestHoldAbandoned tests that a caller that leaves during the call leaves no slot behind.
 func TestHoldAbandoned(t *testing.T) {
 	t.Parallel()
 	testkit.NotShort(t)
 	slow := testkit.NewProxy(t, addr)
 	c := connect(t, slow.Addr(), client.Config{})
 	l := c.Limiter(client.Pairs("desk", "abandoned"))
-	if _, err := l.Peek(t.Context()); err != nil { // so that there is a connection
+	if _, err := l.Peek(t.Context()); err != nil { // opens the connection
 		t.Fatal(err)
 	}
 	slow.Latency.Store(int64(50 * time.Millisecond))
@@ -158,14 +157,16 @@ func TestHoldAbandoned(t *testing.T) {
 	}
 }
 
-// TestHoldUnanswered: a caller that leaves while no one answers gives nothing back, since that would free someone else's slot.
+// TestHoldUnanswered tests that a caller that leaves without an answer refunds nothing, because that would free another caller's slot.
 func TestHoldUnanswered(t *testing.T) {
 	t.Parallel()
 	desk := client.Pairs("desk", "unanswered")
 	held := shared(t).Limiter(desk)
 	mine := hold(t, held, "")
 	ctx, cancel := context.WithCancel(t.Context())
-	away := grpc.WithUnaryInterceptor(func(ctx context.Context, method string, q, a any, conn *grpc.ClientConn, next grpc.UnaryInvoker, o ...grpc.CallOption) error {
+	away := grpc.WithUnaryInterceptor(func(ctx context.Context, method string, q, a any,
+		conn *grpc.ClientConn, next grpc.UnaryInvoker, o ...grpc.CallOption,
+	) error {
 		if ctx.Err() == nil && !q.(*rls.RateLimitRequest).GetDescriptors()[0].GetIsNegativeHits() {
 			cancel()
 			return status.Error(codes.Unavailable, "no server is there")

@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/client"
 )
 
-// TestWaitTurn: callers of a queue go one after the other, in the pace of its rule.
+// TestWaitTurn tests that callers of a queue proceed one after the other, at the rate of the rule.
 func TestWaitTurn(t *testing.T) {
 	t.Parallel()
 	l := shared(t).Limiter(client.Pairs("mail", "turn"))
@@ -24,12 +24,12 @@ func TestWaitTurn(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if took := time.Since(begin); took < 4*50*time.Millisecond-5*time.Millisecond { // for the times of turns are in milliseconds
+	if took := time.Since(begin); took < 4*50*time.Millisecond-5*time.Millisecond { // the times of turns are rounded to milliseconds
 		t.Errorf("5 turns, of which one comes each 50 ms, took %v", took)
 	}
 }
 
-// TestWaitAdmitted: other algorithms are asked again until they admit.
+// TestWaitAdmitted tests that WaitN retries other algorithms until they admit.
 func TestWaitAdmitted(t *testing.T) {
 	t.Parallel()
 	l := shared(t).Limiter(client.Pairs("quick", "a"))
@@ -44,7 +44,7 @@ func TestWaitAdmitted(t *testing.T) {
 	}
 }
 
-// TestWaitDeadline: a turn behind the deadline is not taken, and is not waited for.
+// TestWaitDeadline tests that a turn after the deadline is neither taken nor waited for.
 func TestWaitDeadline(t *testing.T) {
 	t.Parallel()
 	c := fresh(t)
@@ -74,7 +74,7 @@ func TestWaitDeadline(t *testing.T) {
 	}
 }
 
-// TestWaitNever: a limit of 0, more hits than ever pass, and a server that does not say when a turn comes.
+// TestWaitNever tests a limit of 0, more hits than can ever be admitted, and a server without wait times.
 func TestWaitNever(t *testing.T) {
 	t.Parallel()
 	if err := shared(t).Limiter(client.Pairs("never", "a")).Wait(t.Context()); !errors.Is(err, client.ErrOverLimit) {

@@ -16,14 +16,13 @@ import (
 
 var (
 	programs = testkit.Build{Packages: []string{"../../cmd/ratelimitd"}}
-	addr     string // of a server with DECISION_METADATA=true that all tests and examples share
+	addr     string // of a server with DECISION_METADATA=true, shared by all tests and examples
 )
 
-// decisionMetadata has servers say which rule decided.
+// decisionMetadata makes servers report the deciding rule.
 const decisionMetadata = "DECISION_METADATA=true"
 
-// TestMain starts that server, and finds goroutines that clients leave behind. With -short there are no examples, as they
-// cannot skip themselves.
+// TestMain starts that server and checks for leaked goroutines. With -short, examples do not run, because they cannot skip themselves.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	var shared *testkit.Daemon
@@ -46,7 +45,7 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// run starts a server with the rules of testdata, and further settings.
+// run starts a server with the rules of testdata and additional settings.
 func run(env ...string) (*testkit.Daemon, error) {
 	dir, err := programs.Make()
 	if err != nil {
@@ -61,7 +60,7 @@ func run(env ...string) (*testkit.Daemon, error) {
 	return testkit.StartDaemon(cmd)
 }
 
-// start starts a server of this test's own.
+// start starts a server for one test.
 func start(t *testing.T, env ...string) *testkit.Daemon {
 	t.Helper()
 	testkit.NotShort(t)
@@ -73,7 +72,7 @@ func start(t *testing.T, env ...string) *testkit.Daemon {
 	return d
 }
 
-// connect returns a client of the servers at, which has more patience than by default, as a busy machine is slow.
+// connect returns a client of the servers at an address. Its timeout is longer than the default, for busy machines.
 func connect(t *testing.T, at string, c client.Config) *client.Client {
 	t.Helper()
 	if c.Timeout == 0 {
@@ -91,20 +90,20 @@ func connect(t *testing.T, at string, c client.Config) *client.Client {
 	return got
 }
 
-// shared returns a client of the server that all tests share.
+// shared returns a client of the shared server.
 func shared(t *testing.T) *client.Client {
 	t.Helper()
 	testkit.NotShort(t)
 	return connect(t, addr, client.Config{})
 }
 
-// fresh returns a client of a server of this test's own, for tests that would find what they have counted in the run before.
+// fresh returns a client of a new server, for tests whose counters would remain from the previous run.
 func fresh(t *testing.T) *client.Client {
 	t.Helper()
 	return connect(t, start(t, decisionMetadata).At["GRPC"], client.Config{})
 }
 
-// decided fails the test unless a question was answered, by want.
+// decided fails the test unless the request was decided as wanted.
 func decided(t *testing.T, what string, r client.Result, err error, want bool) {
 	t.Helper()
 	if err != nil || r.OK != want {

@@ -11,8 +11,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// The shapes that large sets of rules have. Each function writes rule i of the top level; the last rule matches the
-// descriptor of shapeEntries.
+// shapes returns typical forms of large sets of rules. Each function writes rule i of the top level; the last rule matches the descriptor
+// of shapeEntries.
 func shapes() map[string]func(b *strings.Builder, i int) {
 	const limit = "rate_limit: {unit: minute, requests_per_unit: 10}"
 	return map[string]func(b *strings.Builder, i int){
@@ -28,7 +28,7 @@ func shapes() map[string]func(b *strings.Builder, i int) {
 	}
 }
 
-// shapeOf loads so many rules of a shape, over several files where one would be too large.
+// shapeOf loads a number of rules of a shape, from several files if one would be too large.
 func shapeOf(tb testing.TB, shape func(b *strings.Builder, i int), rules int) *descriptors.Domain {
 	tb.Helper()
 	var sources []descriptors.Source
@@ -143,7 +143,7 @@ func BenchmarkLoad(b *testing.B) {
 	}
 }
 
-// cpu is the processor time that this process has used: unlike the time of day it does not depend on what else runs.
+// cpu returns the processor time that this process has used. Unlike wall-clock time, it does not depend on other processes.
 func cpu(tb testing.TB) time.Duration {
 	tb.Helper()
 	var r syscall.Rusage
@@ -153,7 +153,7 @@ func cpu(tb testing.TB) time.Duration {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-// The maximum cost of 100,000 rules: 2 s of processor time to load, and 1 KB of memory each. The test fails at ten
+// TestLoadManyRules: the maximum cost of 100,000 rules is 2 s of processor time to load, and 1 KB of memory each. The test allows ten
 // times that time.
 func TestLoadManyRules(t *testing.T) {
 	const rules = many

@@ -50,7 +50,7 @@ func (u Unit) calendarOf(z *engine.Zone, multiplier uint32) *engine.Calendar {
 	return z.Calendar(unit, multiplier)
 }
 
-// forever sets the calendar of an item with the unit forever, and checks what goes with it.
+// forever sets the calendar of an item with the unit forever, and validates the keys that the unit restricts.
 func (c *compiler) forever(raw *rulefile.Limit, item *RateLimit, path string) {
 	l := &item.Limit
 	switch {
@@ -134,7 +134,7 @@ func (c *compiler) askedCalendar(raw *rulefile.Limit, item *RateLimit, path stri
 	}
 }
 
-// begins returns a calendar whose windows begin at the time that the fields of a file say.
+// begins returns a calendar whose windows begin at the time given by the fields of a file.
 func (c *compiler) begins(calendar *engine.Calendar, fields rulefile.Fields, unit, path string) *engine.Calendar {
 	units := map[string]string{rulefile.KeyMonth: "year", rulefile.KeyDay: "month or year", rulefile.KeyWeekday: "week", rulefile.KeyHour: unit}
 	for _, f := range fields {

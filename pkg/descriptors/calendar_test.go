@@ -22,14 +22,14 @@ descriptors:
   - {key: list, rate_limits: [{unit: day, requests_per_unit: 10, calendar: true, timezone: Europe/Berlin}]}
 `
 
-// TestCalendarOfOverrides: a calendar applies to overrides whose unit it has; months follow the calendar in UTC with
-// USE_CALENDAR_MONTH_RATE_LIMIT.
+// TestCalendarOfOverrides: a calendar applies to overrides with a unit that it has. With USE_CALENDAR_MONTH_RATE_LIMIT, months follow the
+// calendar in UTC.
 func TestCalendarOfOverrides(t *testing.T) {
 	type override = descriptors.Override
 	for _, c := range []struct {
 		key            string
 		o              override
-		without, under string // the counter's Slot, and under USE_CALENDAR_MONTH_RATE_LIMIT
+		without, under string // the counter's Slot, without and with USE_CALENDAR_MONTH_RATE_LIMIT
 	}{
 		{"berlin", override{Unit: descriptors.Month}, "fmonth/2e35q1n24w", ""},
 		{"berlin", override{Unit: descriptors.Month, Multiplier: 3}, "fmonth3/2e35q1n24w", ""},
@@ -73,7 +73,7 @@ func TestCalendarOfOverrides(t *testing.T) {
 	}
 }
 
-// TestCalendarsAreShared: all rules for a zone share one calendar, whatever their number.
+// TestCalendarsAreShared checks that all rules for a zone share one calendar.
 func TestCalendarsAreShared(t *testing.T) {
 	var first *engine.Calendar
 	for r := range mustLoad(t, []byte(calendars)).Rules() {

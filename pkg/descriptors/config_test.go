@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// loadFiles loads files as they are, and fails the test for anything that `check` would report about them.
+// loadFiles loads files unchanged, and fails the test for any problem that `check` would report.
 func loadFiles(t *testing.T, pattern string) *descriptors.Set {
 	t.Helper()
 	names, err := filepath.Glob(filepath.FromSlash(pattern))
@@ -64,7 +64,7 @@ func TestExampleHasEveryAlgorithm(t *testing.T) {
 	}
 }
 
-// The fourth call of the same kind is invalid, whatever the algorithm.
+// TestExampleRejectsTheFourth checks that the fourth identical call is rejected, for all algorithms.
 func TestExampleRejectsTheFourth(t *testing.T) {
 	set := loadFiles(t, "../../config/example/*.yaml")
 	d := set.Domain([]byte("example"))
@@ -75,7 +75,7 @@ func TestExampleRejectsTheFourth(t *testing.T) {
 				t.Fatal("no rule")
 			}
 			state := []*engine.State{{}}
-			now := engine.Micros(1_700_000_039_999_999) // a microsecond before a minute of the clock begins
+			now := engine.Micros(1_700_000_039_999_999) // a microsecond before a clock minute begins
 			for i := 1; i <= 4; i++ {
 				got := m.Rule.RateLimits.Limits().Take(state, now, engine.Take{Cost: 1, Count: 1}).Admitted
 				if want := uint64(map[bool]int{true: 1}[i <= 3]); got != want {
@@ -87,8 +87,8 @@ func TestExampleRejectsTheFourth(t *testing.T) {
 	}
 }
 
-// TestReferenceShowsEveryKey checks that each key of the grammar is in reference.yaml, with a comment that mentions
-// nothing unknown, and that the file loads without an error or a warning.
+// TestReferenceShowsEveryKey checks that reference.yaml contains each key of the grammar, with a comment that mentions only existing
+// names, and that it loads without errors and warnings.
 func TestReferenceShowsEveryKey(t *testing.T) {
 	loadFiles(t, "../../config/reference.yaml")
 	data, err := os.ReadFile("../../config/reference.yaml")
@@ -98,7 +98,7 @@ func TestReferenceShowsEveryKey(t *testing.T) {
 	lines := strings.Split(string(data), "\n")
 	for _, k := range rulefile.Keywords() {
 		key := k.Name
-		first := -1 // the line where it stands first
+		first := -1 // line of the first occurrence
 		for i, line := range lines {
 			if strings.HasPrefix(strings.TrimLeft(line, " -"), key+":") {
 				first = i
@@ -116,7 +116,7 @@ func TestReferenceShowsEveryKey(t *testing.T) {
 	}
 }
 
-// TestCookbookShowsEveryKey checks that each key of the grammar is in a recipe of docs/cookbook.md, or not worth one.
+// TestCookbookShowsEveryKey checks that each key of the grammar is used in docs/cookbook.md or listed here as unsuitable.
 func TestCookbookShowsEveryKey(t *testing.T) {
 	without := map[string]string{
 		"allow_limit_override": "a switch against callers that bring limits of their own",
@@ -163,7 +163,7 @@ func TestCookbookShowsEveryKey(t *testing.T) {
 	}
 }
 
-// TestCompatibilityNamesEveryKey checks that docs/compatibility.md says of each key whether it is an extension.
+// TestCompatibilityNamesEveryKey checks that docs/compatibility.md marks each key as an extension or not.
 func TestCompatibilityNamesEveryKey(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/compatibility.md")
 	if err != nil {
@@ -193,8 +193,8 @@ func comment(lines []string) string {
 	return text
 }
 
-// checkComment checks that the comment on algorithm names all of them, and that one on a parameter says which take it: by
-// naming those, or all others, or another parameter of the same ones.
+// checkComment checks that the comment on algorithm names all algorithms, and that the comment on a parameter names the algorithms it
+// applies to: directly, by exclusion, or through another parameter with the same ones.
 func checkComment(t *testing.T, key, text string) {
 	t.Helper()
 	names := func(named func(engine.Algorithm) bool) bool {

@@ -15,7 +15,10 @@ import (
 // String describes the limit for people, such as "3 per minute, token_bucket, burst 16". It omits defaults.
 func (l RateLimit) String() string {
 	words := []string{fmt.Sprintf("%d per %s", l.Number(), l.WindowText())}
-	if l.Limit.Algorithm.Holds() {
+	switch {
+	case l.Unit == Forever:
+		words[0] = fmt.Sprintf("%d forever", l.Number())
+	case l.Limit.Algorithm.Holds():
 		words[0] = fmt.Sprintf("%d at a time, each for up to %s", l.Number(), spanText(l.Limit.Window))
 	}
 	if l.Limit.Algorithm != engine.FixedWindow {
@@ -159,6 +162,14 @@ func (r *Rule) text(item func(RateLimit) string) string {
 
 // LimitText describes the limits of the rule.
 func (r *Rule) LimitText() string { return r.limitText(RateLimit.String) }
+
+// LateChargeAdvice says how to have the rule count charges that do not fit.
+func (r *Rule) LateChargeAdvice() string {
+	if r.RateLimits.Len() > 0 && r.RateLimits.At(0).Limit.Listed {
+		return "move the limit from rate_limits to a descriptor of its own, with late_charge: true"
+	}
+	return "set late_charge: true"
+}
 
 // limitText describes the limits of the rule with item.
 func (r *Rule) limitText(item func(RateLimit) string) string {

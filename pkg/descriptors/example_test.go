@@ -29,7 +29,7 @@ descriptors:
 	}
 	fmt.Println(shop.Match([]descriptors.Entry{{Key: []byte("path"), Value: []byte("/")}}).Rule)
 
-	// Errors say where they are, and what would be right.
+	// Errors contain the position and the accepted values.
 	rules = "domain: shop\ndescriptors: [{value: alice}]\n"
 	_, _, err = descriptors.Load([]descriptors.Source{{Name: "shop.yaml", Data: []byte(rules)}}, descriptors.Options{})
 	fmt.Println(err)

@@ -14,9 +14,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// slowGlob reports whether text fits a pattern, by trying everything that a star may stand for, once each.
+// slowGlob reports whether text matches a pattern, by dynamic programming over every expansion of a star.
 func slowGlob(pattern, text string) bool {
-	fits := make([]bool, len(text)+1) // whether the pattern so far fits text[:i]
+	fits := make([]bool, len(text)+1) // by i: the pattern so far matches text[:i]
 	fits[0] = true
 	for _, p := range []byte(pattern) {
 		next := make([]bool, len(text)+1)
@@ -41,8 +41,8 @@ type slowNode struct {
 	children          []slowNode
 }
 
-// slowMatch is Match as the documentation of the reference has it: three passes over a list for each entry. Unlike the
-// reference it keeps keys and values apart.
+// slowMatch is Match as the documentation of the reference describes it: three passes over a list for each entry. Unlike the reference,
+// it keeps keys and values separate.
 func slowMatch(nodes []slowNode, e []descriptors.Entry) string {
 	var at *slowNode
 	for i := range e {
@@ -82,7 +82,7 @@ func slowFind(nodes []slowNode, key, value string) *slowNode {
 	return nil
 }
 
-// drawTree makes rules of the bytes of a fuzzer: a tree of keys and values of few letters, stars among them.
+// drawTree derives rules from the fuzzer's bytes: a tree of keys and values of few letters and stars.
 type drawTree struct {
 	data []byte
 	yaml strings.Builder
@@ -127,7 +127,7 @@ func (d *drawTree) level(indent string, depth int) (nodes []slowNode) {
 	return nodes
 }
 
-// label gives each limit a name of its own, in the order of the file.
+// label gives each limit a unique name, in the order of the file.
 func label(nodes []slowNode, next *int) {
 	for i := range nodes {
 		if nodes[i].limit != "" {
@@ -138,7 +138,7 @@ func label(nodes []slowNode, next *int) {
 	}
 }
 
-// FuzzMatch compares the matcher with the slow one, over rules and requests that are drawn from the input.
+// FuzzMatch compares the matcher with slowMatch, on rules and requests derived from the input.
 func FuzzMatch(f *testing.F) {
 	f.Add([]byte("\x05\x01\x00\x02\x00\x01\x01\x00"), []byte("a"), []byte("ab"), []byte("b"), []byte("c"))
 	f.Add(bytes.Repeat([]byte{7, 1, 2, 3, 3, 1, 0, 2}, 40), []byte("ab"), []byte(""), []byte("\xff"), []byte("abc"))
@@ -164,8 +164,7 @@ func FuzzMatch(f *testing.F) {
 	})
 }
 
-// FuzzLoad feeds the loader arbitrary data. What it accepts, it accepts again with the same result, and all functions
-// of a set work on it.
+// FuzzLoad loads arbitrary data. Accepted data must load again with the same result, and all functions of the set must work.
 func FuzzLoad(f *testing.F) {
 	for _, folder := range []string{"load", "match"} {
 		for _, a := range archives(f, folder) {

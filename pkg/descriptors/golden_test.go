@@ -16,7 +16,7 @@ import (
 
 var update = flag.Bool("update", false, "write what the code does into testdata, to be looked at before it is committed")
 
-// overlaid returns options with those of the files that are below overlay/ as the overlay, and the others.
+// overlaid returns o with the files below overlay/ as the overlay, and the remaining files.
 func overlaid(o descriptors.Options, files []txtar.File) (descriptors.Options, []txtar.File) {
 	var rules, over []txtar.File
 	for _, f := range files {
@@ -29,13 +29,14 @@ func overlaid(o descriptors.Options, files []txtar.File) (descriptors.Options, [
 	return overlay.With(o, rulefiletest.Sources(over)), rules
 }
 
-// TestLoad loads files and tells every problem, and what the rules are where there is a set.
+// TestLoad loads files and prints every problem and, if there is a set, its rules.
 func TestLoad(t *testing.T) { rulefiletest.Golden(t, "testdata/load", *update, answerLoad) }
 
-// inQuotes is what a message repeats of a source.
+// inQuotes matches the parts of a message that quote a source.
 var inQuotes = regexp.MustCompile("'[^']*'|`[^`]*`|\"[^\"]*\"")
 
-// bared returns an error unless what a problem says to those who may not see the source repeats nothing of it, but says where and what it is.
+// bared checks that the redacted form of a problem, for readers without access to the source, keeps its position and mistake but quotes
+// nothing.
 func bared(p, bare *descriptors.Problem) error {
 	_, path, _ := strings.Cut(p.Path, ".")
 	for _, said := range append(inQuotes.FindAllString(p.Text, -1), p.Domain+".", path) {
@@ -93,13 +94,13 @@ func answerLoad(a *txtar.Archive) (string, error) {
 	return b.String(), nil
 }
 
-// TestMatch answers each line of the file calls, "domain key=value key=value", with the rule, the metric key, with a
-// star where values of the request got in, and the counter's name.
+// TestMatch prints for each line of the file calls, "domain key=value key=value", the rule, the metric key, with a star if it contains
+// values of the request, and the counter's name.
 func TestMatch(t *testing.T) {
 	rulefiletest.Golden(t, "testdata/match", *update, func(a *txtar.Archive) (string, error) { return answerCalls(a, answerCall) })
 }
 
-// answerCalls answers each line of the last file of an archive, whose other files are rules.
+// answerCalls prints the answer to each line of the last file of an archive, whose other files are rules.
 func answerCalls(a *txtar.Archive, answer func(set *descriptors.Set, domain string, e []descriptors.Entry) string) (string, error) {
 	set, problems, err := descriptors.Load(rulefiletest.Sources(a.Files), rulefiletest.Options(a.Comment))
 	if err != nil {
@@ -137,7 +138,7 @@ func answerCall(set *descriptors.Set, domain string, e []descriptors.Entry) stri
 	return b.String()
 }
 
-// parseEntries reads words such as key=value; key= has an empty value.
+// parseEntries parses words such as key=value. key= has an empty value.
 func parseEntries(words []string) []descriptors.Entry {
 	var pairs []string
 	for _, w := range words {

@@ -7,11 +7,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/rulefile"
 	"github.com/ratelimitd/ratelimitd/internal/rules/overlay"
+	"github.com/ratelimitd/ratelimitd/internal/rules/rulefmt"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// plainRules are so many rules without anything odd.
+// plainRules returns n ordinary rules.
 func plainRules(n int) string {
 	var b strings.Builder
 	b.WriteString("domain: shop\ndescriptors:\n")
@@ -21,8 +23,8 @@ func plainRules(n int) string {
 	return b.String()
 }
 
-// TestY14_BreaksInQuotes: a character that ends a line for YAML, in quotes once, does not make reading much slower than the same file with
-// a letter in its place.
+// TestY14_BreaksInQuotes checks that a character in quotes that ends a line for YAML does not make loading much slower than a letter in
+// its place.
 func TestY14_BreaksInQuotes(t *testing.T) {
 	const head = "domain: shop\ndescriptors:\n- key: q\n  rate_limit: {unit: day, requests_per_unit: 3}\n  metadata: "
 	quoted := strings.Repeat("'b',", 30_000)
@@ -44,7 +46,8 @@ func TestY14_BreaksInQuotes(t *testing.T) {
 	}
 }
 
-// TestY14_LongPaths: a long key above many descriptors, whose paths all have it, is invalid; a path of ordinary length is not.
+// TestY14_LongPaths checks that a long key above many descriptors, whose paths all contain it, is invalid, and that a path of ordinary
+// length is valid.
 func TestY14_LongPaths(t *testing.T) {
 	long := strings.Repeat("k", 400_000)
 	below := strings.ReplaceAll(plainRules(5000), "domain: shop\n", "")
@@ -64,7 +67,7 @@ func TestY14_LongPaths(t *testing.T) {
 	}
 }
 
-// TestY14_ManyNames: lists of which few elements are valid are not searched once there are too many.
+// TestY14_ManyNames checks that long lists with few valid elements are not searched completely.
 func TestY14_ManyNames(t *testing.T) {
 	numbered := func(head, format string) string {
 		var b strings.Builder
@@ -86,7 +89,7 @@ func TestY14_ManyNames(t *testing.T) {
 	}
 }
 
-// TestY29_ManyProblems: of a million warnings, or errors, with long paths ten thousand are listed, and each is short.
+// TestY29_ManyProblems checks that of a million warnings or errors with long paths, ten thousand are listed, each of them short.
 func TestY29_ManyProblems(t *testing.T) {
 	const listed = 10_000
 	long := strings.Repeat("n", 100_000)
@@ -124,5 +127,53 @@ func TestY29_ManyProblems(t *testing.T) {
 				t.Error("nothing tells that warnings are left out")
 			}
 		})
+	}
+}
+
+const hidden = "domain: shop\ndescriptors:\n  - key: user\n    rate_limit: {unit: day, requests_per_unit: 1}\n"
+
+// What ends a line for a parser, and not for people, is invalid wherever it may begin a line of YAML; in quotes it is text.
+func TestStrayBreaks(t *testing.T) {
+	t.Parallel()
+	for name, char := range map[string]string{"CR (U+000D) without a LF": "\r", "NEL (U+0085)": "\u0085", "line separator (U+2028)": "\u2028", "paragraph separator (U+2029)": "\u2029"} {
+		for _, tt := range []struct{ file, place string }{
+			{hidden + "# keep%  - key: admin%    rate_limit: {unlimited: true}\n", "5:7"},
+			{hidden + "  - key: a\n    metadata: {t: b}   # x%y\n", "6:27"},
+			{hidden + "  - key: a\n    metadata:\n      t: |\n        b%c\n", "8:10"},
+			{hidden + "  - key: a%b\n", "5:11"},
+			{hidden + "  - key: a\n    value: b\n     \"x\n#%  - key: c\n     \"\n", "8:2"}, // quotes within a text without quotes
+			{hidden + "  - key: a # it's\n    # x%y\n    value: b # it's\n", "6:8"},
+			{hidden + "  - {key: a, value: 'it''s%'} # ü \"%\"y\n", "5:36"},
+			{hidden + "---\n# \"%\"\n", "6:4"},
+			{"\ufeff# %y\n" + hidden, "1:3"},
+			{"domain: a # %%%%\ndescriptors: []\n", "1:13"},
+			{hidden + "%", "5:1"},
+		} {
+			source := descriptors.Source{Name: "a.yaml", Data: []byte(strings.ReplaceAll(tt.file, "%", char))}
+			want := "a.yaml:" + tt.place + ": error loading config file: a " + name
+			if _, _, err := load(source.Data); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("loading %q: %v, want %q", source.Data, err, want)
+			}
+			if _, problems := rulefmt.Format(source); !strings.Contains(fmt.Sprint(problems), want) {
+				t.Errorf("formatting %q: %v, want %q", source.Data, problems, want)
+			}
+		}
+		manifest := strings.ReplaceAll("apiVersion: v1\nkind: ConfigMap\ndata:\n  a: |\n    domain: a\n    # keep%    descriptors: []\n", "%", char)
+		if _, problems := rulefile.FromConfigMaps(descriptors.Source{Name: "m.yaml", Data: []byte(manifest)}); !strings.Contains(fmt.Sprint(problems), "m.yaml:6:11: error loading config file: a "+name) {
+			t.Errorf("reading %q: %v, want it invalid", manifest, problems)
+		}
+		quoted := strings.ReplaceAll(hidden+"  - {key: \"a\\\"%b\", value: 'it''s%'}\n  - key: \"x # %\"\n", "%", char)
+		set, problems, err := load([]byte(quoted))
+		if err != nil {
+			t.Errorf("loading %q: %v", quoted, problems)
+		} else if d := set.Domain([]byte("shop")); d == nil {
+			t.Errorf("loading %q: no domain", quoted)
+		}
+		if _, problems := rulefmt.Format(descriptors.Source{Name: "a.yaml", Data: []byte(quoted)}); !strings.Contains(fmt.Sprint(problems), "not changed: a "+name) {
+			t.Errorf("formatting %q: %v, want it left", quoted, problems)
+		}
+		for _, head := range []string{"a: [\n", "metadata: {z: [\n"} {
+			rejects(t, []byte("domain: a\n"+head+strings.Repeat("#"+char+strings.Repeat("a,", 1000)+"\n", 5000)), name)
+		}
 	}
 }

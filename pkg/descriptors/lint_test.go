@@ -8,8 +8,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Of any two descriptors of a level, the second one is said to be hidden exactly if no request leads to it, but for one
-// that spells out its *.
+// TestUnreachable checks, for any two descriptors of a level, that the second one is reported as hidden exactly if no request reaches it,
+// apart from one that contains its * literally.
 func TestUnreachable(t *testing.T) {
 	type spec struct{ key, value string }
 	var first, second []spec
@@ -55,7 +55,7 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// words returns all words of the letters up to a length.
+// words returns all words over letters up to a length.
 func words(letters string, longest int) []string {
 	all := []string{""}
 	for since := 0; longest > 0; longest-- {

@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Many wildcards under one key are looked up by their prefixes, and the first in the file that matches still wins.
+// TestMatchAmongManyWildcards: many wildcards under one key are found by their prefixes, and the first match in the file wins.
 func TestMatchAmongManyWildcards(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	word := func(letters string, most int) string {
@@ -53,7 +53,7 @@ func TestMatchAmongManyWildcards(t *testing.T) {
 	}
 }
 
-// Looking up a descriptor among many rules costs at most twice as much as among 10; the test fails at ten times that.
+// TestMatchAmongManyRules: matching among many rules costs at most twice as much as among 10. The test allows ten times that.
 func TestMatchAmongManyRules(t *testing.T) {
 	for name, shape := range shapes() {
 		t.Run(name, func(t *testing.T) {
@@ -66,7 +66,7 @@ func TestMatchAmongManyRules(t *testing.T) {
 				if allocs := testing.AllocsPerRun(100, func() { d.Match(e) }); allocs != 0 {
 					t.Errorf("%v allocations among %d rules, want none", allocs, rules)
 				}
-				const rounds = 1000 // few enough for some of them not to be interrupted
+				const rounds = 1000 // few enough for some rounds to run without interruption
 				best := time.Hour
 				for range 100 {
 					start := time.Now()
@@ -86,7 +86,7 @@ func TestMatchAmongManyRules(t *testing.T) {
 	}
 }
 
-// A reload compares the existing rules with the new ones, which costs no more than loading them.
+// BenchmarkDiff compares the old with the new rules, as a reload does. It should cost no more than loading them.
 func BenchmarkDiff(b *testing.B) {
 	data := manyRules(many)
 	was, set := mustLoad(b, data), mustLoad(b, data)
@@ -97,7 +97,7 @@ func BenchmarkDiff(b *testing.B) {
 	}
 }
 
-// The name of a counter's metric does not depend on which of the two functions returns it.
+// checkLevels checks that AppendMetricKey and MetricLevels return the same name.
 func checkLevels(m descriptors.Match, d *descriptors.Domain, e []descriptors.Entry) error {
 	key, dynamic := m.AppendMetricKey(nil, d, e)
 	levels := strings.Join(append([]string{d.Name}, m.MetricLevels(e)...), ".")
@@ -110,7 +110,7 @@ func checkLevels(m descriptors.Match, d *descriptors.Domain, e []descriptors.Ent
 	return nil
 }
 
-// TestOfBucket: an id has the keys of a rule with rlqs, or there is no such rule.
+// TestOfBucket checks that an ID leads to the rule with rlqs that has its keys, if any.
 func TestOfBucket(t *testing.T) {
 	t.Parallel()
 	text := "{domain: edge, descriptors: [{key: b, descriptors: [{key: a, rate_limit: {unit: minute, requests_per_unit: 1, rlqs: true}}]}]}"
@@ -133,8 +133,8 @@ func TestOfBucket(t *testing.T) {
 	}
 }
 
-// TestBucketsApart tries all pairs of descriptors of one or two levels, with and without wildcards that share a threshold: either rlqs is
-// invalid, or each id of a bucket leads to a counter of its own.
+// TestBucketsApart tries all pairs of descriptors of one or two levels, with and without wildcards that share a threshold. Either rlqs is
+// invalid, or each bucket's ID has its own counter.
 func TestBucketsApart(t *testing.T) {
 	t.Parallel()
 	const limit = "rate_limit: {unit: minute, requests_per_unit: 1, rlqs: true}"

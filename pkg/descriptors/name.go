@@ -10,7 +10,7 @@ import (
 // The pattern of a shared threshold replaces the value, and the value of a holder or of the entry of [Reserve.By] is omitted. If raw is
 // set, as for an override ([Override]), only these values differ from the request.
 //
-// Names are unambiguous: each text follows its length. A length of 0 in place of a value stands for an omitted one, so that the counter
+// Names are unambiguous, because each text follows its length. A length of 0 in place of a value marks an omitted one, so the counter
 // differs from that of the descriptor without the entry.
 func (m Match) AppendName(dst []byte, d *Domain, entries []Entry, raw bool) []byte {
 	dst = appendText(dst, d.Name)
@@ -60,7 +60,7 @@ func appendText[T ~string | ~[]byte](dst []byte, s T) []byte {
 	return append(binary.AppendUvarint(dst, uint64(len(s))), s...)
 }
 
-// appendValue appends a value after its length plus one, because 0 stands for an omitted one.
+// appendValue appends a value after its length plus one, because 0 marks an omitted one.
 func appendValue[T ~string | ~[]byte](dst []byte, s T) []byte {
 	return append(binary.AppendUvarint(dst, uint64(len(s))+1), s...)
 }

@@ -2,5 +2,5 @@
 
 package descriptors_test
 
-// many is how many rules large files have.
+// many is the number of rules in large files.
 const many = 100_000

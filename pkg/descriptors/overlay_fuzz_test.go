@@ -15,24 +15,24 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// slowRule is a descriptor of the slow overlay, as someone would write it by hand.
+// slowRule is a descriptor of the slow overlay, a literal description of the result.
 type slowRule struct {
 	key, value string
-	limits     []string // the keys of each limit
+	limits     []string // keys of each limit
 	listed     bool     // rate_limits
-	own        string   // on_failure, in or beside the limits
+	own        string   // on_failure, in or next to the limits
 	shadow     bool
 	unlimited  bool
 	children   []slowRule
 }
 
-// slowLay is what an overlay says for a path.
+// slowLay contains the changes of an overlay to a path.
 type slowLay struct {
-	path   [][2]string // the domain first
-	limit  string      // keys laid over each limit
+	path   [][2]string // beginning with the domain
+	limit  string      // keys merged into each limit
 	own    string      // on_failure
 	shadow bool
-	beside bool // a further limit
+	beside bool // an additional limit
 }
 
 func (l *slowLay) empty() bool { return l.limit == "" && l.own == "" && !l.shadow && !l.beside }
@@ -59,7 +59,7 @@ func (l *slowLay) yaml(indent string) string {
 	return b.String()
 }
 
-// matches reports whether the pattern fits a path.
+// matches reports whether a pattern matches a path.
 func matches(pattern, path [][2]string) bool {
 	if len(pattern) == 0 || len(path) == 0 {
 		return len(pattern) == len(path)
@@ -71,7 +71,7 @@ func matches(pattern, path [][2]string) bool {
 	return (same || slowGlob(pattern[0][0], path[0][0]) && slowGlob(pattern[0][1], path[0][1])) && matches(pattern[1:], path[1:])
 }
 
-// before compares how specific two patterns are that fit a path.
+// before compares how specific two matching patterns are for a path.
 func before(a, b, path [][2]string) int {
 	rank := func(pattern, at [2]string) []int {
 		vague := func(s string) int {
@@ -96,7 +96,7 @@ func before(a, b, path [][2]string) int {
 	return 0
 }
 
-// lay returns the rule with what the most specific of all says for its path.
+// lay returns the rule with the changes of the most specific overlay for its path.
 func (r slowRule) lay(all []slowLay, path [][2]string) slowRule {
 	path = append(slices.Clone(path), [2]string{r.key, r.value})
 	children := make([]slowRule, len(r.children))
@@ -178,7 +178,7 @@ func (d *drawTree) rules(depth int) (out []slowRule) {
 	return out
 }
 
-// lays draws the descriptors of an overlay below a path, and writes them.
+// lays draws the descriptors of an overlay below a path and writes them.
 func (d *drawTree) lays(b *strings.Builder, above [][2]string, indent string) (out []slowLay) {
 	seen := map[[2]string]bool{}
 	begun := false
@@ -212,12 +212,12 @@ func (d *drawTree) lays(b *strings.Builder, above [][2]string, indent string) (o
 	return out
 }
 
-// values returns rules as a control plane would send them.
+// values returns rules in the form that a control plane sends.
 func values(all []slowRule) []any {
 	limit := func(text string) object {
 		unit, number, found := strings.Cut(strings.TrimPrefix(text, "unit: "), ", requests_per_unit: ")
 		l := object{}
-		if found { // else it is unlimited
+		if found { // otherwise it is unlimited
 			n, _ := strconv.Atoi(number)
 			l["unit"], l["requests_per_unit"] = unit, n
 		}
@@ -249,10 +249,11 @@ func values(all []slowRule) []any {
 	return out
 }
 
-// FuzzOverlay lays an overlay over rules, both drawn from the input, and compares with rules in which the same was
-// written by hand. It also lays arbitrary text over them, which may be invalid but changes no more than limits.
+// FuzzOverlay applies an overlay to rules, both derived from the input, and compares the result with rules that contain the changes
+// literally. It also applies arbitrary text, which may be invalid but must change only limits.
 func FuzzOverlay(f *testing.F) {
-	f.Add([]byte("\x05\x01\x00\x02\x00\x01\x01\x00"), []byte("\x03\x01\x01\x00\x01\x00\x05"), []byte("domain: d\ndescriptors: [{key: a, rate_limit: {algorithm: sliding_window}}]"))
+	f.Add([]byte("\x05\x01\x00\x02\x00\x01\x01\x00"), []byte("\x03\x01\x01\x00\x01\x00\x05"),
+		[]byte("domain: d\ndescriptors: [{key: a, rate_limit: {algorithm: sliding_window}}]"))
 	for _, a := range archives(f, "load") {
 		for _, file := range a.Files {
 			if strings.HasPrefix(file.Name, "overlay/") {
@@ -290,7 +291,8 @@ func FuzzOverlay(f *testing.F) {
 				continue
 			}
 			if diff := rulediff.Between(want, got); len(diff) > 0 {
-				t.Errorf("differs from what is written by hand: %q; rules\n%s\noverlay\n%s\nby hand\n%s", diff, written.String(), text.String(), byHand.String())
+				t.Errorf("differs from what is written by hand: %q; rules\n%s\noverlay\n%s\nby hand\n%s",
+					diff, written.String(), text.String(), byHand.String())
 			}
 		}
 		o = overlay.With(descriptors.Options{}, []descriptors.Source{{Name: "overlay.yaml", Data: raw}})

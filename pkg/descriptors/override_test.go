@@ -49,13 +49,21 @@ func TestOverride(t *testing.T) {
 		{"steps", twenty, engine.Limit{Algorithm: engine.TokenBucket, Hits: 20, Window: second, Burst: 20, Initial: 20, FillInterval: second / 10}},
 		{"closed", twenty, engine.Limit{Algorithm: engine.TokenBucket, Hits: 20, Window: second, Burst: 20, Initial: 20}},
 		{"spaced", five, engine.Limit{Algorithm: engine.TokenBucket, Hits: 5, Window: hour, Burst: 1, Initial: 1}}, // not empty at first
-		{"leaky", descriptors.Override{RequestsPerUnit: 1, Unit: descriptors.Second}, engine.Limit{Algorithm: engine.LeakyBucket, Hits: 1, Window: second, Burst: 1}},
+		{
+			"leaky",
+			descriptors.Override{RequestsPerUnit: 1, Unit: descriptors.Second},
+			engine.Limit{Algorithm: engine.LeakyBucket, Hits: 1, Window: second, Burst: 1},
+		},
 		{"held", five, engine.Limit{Algorithm: engine.Concurrency, Hits: 5, Window: hour}},
 		{"free", five, engine.Limit{Hits: 5, Window: hour, CountRefused: true}},
 		{"one", five, engine.Limit{Hits: 5, Window: hour, CountRefused: true}},
 		{"two", five, engine.Limit{Hits: 5, Window: hour, CountRefused: true}},
 		{"none", five, engine.Limit{Hits: 5, Window: hour, CountRefused: true}},
-		{"none", descriptors.Override{RequestsPerUnit: 1<<32 - 1, Unit: descriptors.Minute, Multiplier: 1}, engine.Limit{Hits: 1<<32 - 1, Window: minute, CountRefused: true}},
+		{
+			"none",
+			descriptors.Override{RequestsPerUnit: 1<<32 - 1, Unit: descriptors.Minute, Multiplier: 1},
+			engine.Limit{Hits: 1<<32 - 1, Window: minute, CountRefused: true},
+		},
 		{"none", descriptors.Override{Unit: descriptors.Minute}, engine.Limit{Window: minute, CountRefused: true}},
 	} {
 		t.Run(c.key, func(t *testing.T) {
@@ -71,13 +79,14 @@ func TestOverride(t *testing.T) {
 	}
 }
 
-// G20, G21 and numbers that an algorithm cannot hold: the override is to be ignored, with a reason.
+// TestG20_G21_OverridesThatAreIgnored tests invalid overrides and numbers that an algorithm does not accept: they are ignored, with a
+// reason.
 func TestG20_G21_OverridesThatAreIgnored(t *testing.T) {
 	d := mustLoad(t, []byte(overridden)).Domain([]byte("shop"))
 	for _, c := range []struct {
 		key  string
 		o    descriptors.Override
-		want error // nil for one of the engine's
+		want error // nil for an error of the engine
 	}{
 		{"none", descriptors.Override{RequestsPerUnit: 5}, descriptors.ErrOverrideUnit},
 		{"bucket", descriptors.Override{RequestsPerUnit: 5, Unit: 9}, descriptors.ErrOverrideUnit},
@@ -95,49 +104,6 @@ func TestG20_G21_OverridesThatAreIgnored(t *testing.T) {
 		var field *engine.FieldError
 		if err == nil || c.want != nil && !errors.Is(err, c.want) || c.want == nil && !errors.As(err, &field) {
 			t.Errorf("%s with %+v: %v, error %v, want %v", c.key, c.o, item, err, c.want)
-		}
-	}
-}
-
-// G22, G23: an override of 0 rejects, and the largest one does not overflow.
-func TestG22_G23_OverridesAtTheEdges(t *testing.T) {
-	d := mustLoad(t, []byte(overridden)).Domain([]byte("shop"))
-	m := d.Match(entries("none", "v"))
-	for number, admitted := range map[uint32]uint64{0: 0, 1<<32 - 1: 1} {
-		item, err := m.Override(descriptors.Override{RequestsPerUnit: number, Unit: descriptors.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := engine.Limits{item.Limit}.Take([]*engine.State{{}}, 1, engine.Take{Cost: 1, Count: 1})
-		if got.Admitted != admitted || got.Left != uint64(number) {
-			t.Errorf("%d: %d admitted with %d left, want %d with %d", number, got.Admitted, got.Left, admitted, number)
-		}
-	}
-}
-
-// G24: overrides of one descriptor share a counter whatever their numbers, unless their windows differ.
-func TestG24_OverridesOfTwoWindows(t *testing.T) {
-	d := mustLoad(t, []byte(overridden)).Domain([]byte("shop"))
-	slot := func(number uint32, unit descriptors.Unit) engine.Slot {
-		item, err := d.Match(entries("none", "v")).Override(descriptors.Override{RequestsPerUnit: number, Unit: unit})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return item.Limit.Slot()
-	}
-	if slot(5, descriptors.Second) == slot(5, descriptors.Hour) {
-		t.Error("a second and an hour share a counter")
-	}
-	if slot(5, descriptors.Second) != slot(7, descriptors.Second) {
-		t.Error("another number starts another counter")
-	}
-}
-
-// G25: a domain says whether it takes overrides; by default it does.
-func TestG25_DomainsThatTakeNoOverrides(t *testing.T) {
-	for text, want := range map[string]bool{"": true, "allow_limit_override: true": true, "allow_limit_override: false": false} {
-		if got := mustLoad(t, []byte("domain: shop\n"+text+"\n")).Domain([]byte("shop")).AllowOverride; got != want {
-			t.Errorf("%q: %t, want %t", text, got, want)
 		}
 	}
 }

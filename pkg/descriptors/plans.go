@@ -1,6 +1,8 @@
 package descriptors
 
 import (
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -139,6 +141,35 @@ func (m *Match) OnPlan(name string) bool {
 		m.Rule = r
 	}
 	return r != nil
+}
+
+// WithNumber returns the first limit of the matched rule with a tenant's own number. The error is the reason why it has no effect.
+func (m Match) WithNumber(requests uint64) (RateLimit, error) {
+	if m.Rule.Unlimited {
+		return RateLimit{}, errUnlimited
+	}
+	first := m.Rule.RateLimits.At(0)
+	to := Override{Unit: first.Unit, Multiplier: first.Multiplier}
+	to.SetNumber(requests)
+	return m.WithOverride(0, to)
+}
+
+var errUnlimited = errors.New("the plan is unlimited")
+
+// CheckNumber returns an error if a tenant's own number has no effect on a rule of its plan. A nil Set has no rules.
+func (s *Set) CheckNumber(plan string, requests uint64) error {
+	if s == nil {
+		return nil
+	}
+	for _, r := range s.rules {
+		if r.Plan != plan {
+			continue
+		}
+		if _, err := (Match{Rule: r}).WithNumber(requests); err != nil {
+			return fmt.Errorf("requests_per_unit %d has no effect on %s: %w", requests, r.Path, err)
+		}
+	}
+	return nil
 }
 
 // PlanNames returns the sorted names of all plans of the set.

@@ -2,5 +2,5 @@
 
 package descriptors_test
 
-// many is how many rules large files have; the race detector makes loading ten times slower.
+// many is the number of rules in large files; the race detector makes loading ten times slower.
 const many = 10_000

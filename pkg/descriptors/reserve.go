@@ -29,7 +29,7 @@ type Learn struct {
 // MaxReserveBy is the length of the longest value of the entry of [Reserve.By] that names a reservation.
 const MaxReserveBy = 128
 
-// ReserveBound says what a limit with reservations guarantees.
+// ReserveBound describes the guarantee of a limit with reservations.
 const ReserveBound = "admitted hits never exceed the limit by more than what open reservations cost beyond their estimates, and late charges of repeated values"
 
 // Defaults of the keys of reserve.
@@ -67,7 +67,7 @@ func (c *compiler) reserve(p rulefile.Field, r *Rule, n *Node) {
 	case !estimate.Valid():
 		c.Fail(p.At, r.Path, "a reserve without estimate: set estimate to the number of hits to reserve by default, such as 2000")
 	case estimate.Fields != nil:
-		out.Estimate, out.Learn = c.learn(estimate, r)
+		out.Estimate, out.Learn = c.learnedEstimate(estimate, r)
 	case estimate.N == 0:
 		c.Fail(estimate.At, r.Path, "estimate 0 of a reserve: want 1 or more")
 	default:
@@ -88,8 +88,8 @@ func (c *compiler) reserve(p rulefile.Field, r *Rule, n *Node) {
 	}
 }
 
-// learn validates an estimate that is a map.
-func (c *compiler) learn(estimate rulefile.Field, r *Rule) (start uint64, l Learn) {
+// learnedEstimate validates an estimate that is a map.
+func (c *compiler) learnedEstimate(estimate rulefile.Field, r *Rule) (start uint64, l Learn) {
 	for _, key := range []string{rulefile.KeyStart, rulefile.KeyMin, rulefile.KeyMax} {
 		switch f := estimate.Get(key); {
 		case f.Broken:
@@ -212,6 +212,8 @@ func (c *compiler) reservable(p, estimate rulefile.Field, r *Rule, l *engine.Lim
 	switch why := l.Unreserved(); {
 	case why == l.Algorithm.String():
 		c.Fail(p.At, r.Path, "reserve does not apply to %s: it belongs to fixed_window, sliding_window and token_bucket", why)
+	case why == engine.UnitForever:
+		c.Fail(p.At, r.Path, "reserve cannot be combined with %s: remove it, and set late_charge: true to charge requests once they have run", why)
 	case why != "":
 		c.Fail(p.At, r.Path, "reserve cannot be combined with %s: remove one of them", why)
 	case r.Penalty != nil:

@@ -171,7 +171,7 @@ func (d *Domain) OfBucket(id map[string]string) (entries []Entry) {
 	}
 	for _, key := range order.keys {
 		value, ok := id[key] // keys that contain a zero byte may join to the same text
-		if !ok {             // keys with a zero byte make the same text
+		if !ok {
 			return nil
 		}
 		entries = append(entries, Entry{Key: []byte(key), Value: []byte(value)})

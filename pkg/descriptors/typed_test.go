@@ -11,12 +11,12 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// typed loads what came as values.
+// typed loads rules given as values.
 func typed(values object) (*descriptors.Set, descriptors.Problems, error) {
 	return descriptors.Load([]descriptors.Source{{Name: "res", Root: rulefile.Value(values)}}, descriptors.Options{})
 }
 
-// object is a map of a file of rules.
+// object is a file of rules as a map.
 type object = map[string]any
 
 func TestFileOfValuesIsCheckedToo(t *testing.T) {
@@ -64,7 +64,7 @@ res: ?.g: a penalty without for: set for to its duration, such as 5m`
 	var got []string
 	for _, p := range problems {
 		if strings.Contains(p.Text, "rate_limits has 17 items: want 1 to 16") {
-			continue // it is found while the values are read, before the rest
+			continue // reported while the values are parsed, before the other problems
 		}
 		got = append(got, p.String())
 	}
@@ -120,7 +120,8 @@ func TestMetadataIsBounded(t *testing.T) {
 	}
 }
 
-// Envoy Gateway sets shadow_mode on every part of a policy in shadow mode. One such policy must not make the server reject all rules.
+// TestStrictTakesShadowModeOfParts: Envoy Gateway sets shadow_mode on every part of a policy in shadow mode. One such policy must not
+// invalidate all rules.
 func TestStrictTakesShadowModeOfParts(t *testing.T) {
 	t.Parallel()
 	part := object{"key": "a", "shadow_mode": true, "descriptors": []any{

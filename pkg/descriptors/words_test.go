@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// TestExplain tells each call of the file calls step by step.
+// TestExplain prints the steps for each call of the file calls.
 func TestExplain(t *testing.T) {
 	rulefiletest.Golden(t, "testdata/explain", *update, func(a *txtar.Archive) (string, error) {
 		return answerCalls(a, func(set *descriptors.Set, domain string, e []descriptors.Entry) string {
@@ -131,7 +131,7 @@ func TestProblems(t *testing.T) {
 	}
 }
 
-// No sources are no rules, and not an error, as in the reference.
+// TestLoadNothing: without sources there are no rules and no error, as in the reference.
 func TestLoadNothing(t *testing.T) {
 	set, problems, err := descriptors.Load(nil, descriptors.Options{})
 	if err != nil || len(problems) > 0 || set == nil {

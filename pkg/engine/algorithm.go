@@ -5,7 +5,7 @@ import "iter"
 // Algorithm identifies a way of counting.
 type Algorithm uint8
 
-// The algorithms. docs/algorithms.md explains the choice. The values are part of [Slot] and must not change.
+// The algorithms, which docs/algorithms.md compares. The values are part of [Slot] and must not change.
 const (
 	FixedWindow   Algorithm = iota // counts hits in consecutive windows
 	SlidingWindow                  // counts hits in the last window, cut into Precision sub-windows
@@ -53,7 +53,7 @@ type algorithm struct {
 
 // algorithms has one row per algorithm.
 //
-//nolint:gochecknoglobals // a table that is never written to; it is asked on the way of a request
+//nolint:gochecknoglobals // a read-only table on the request path
 var algorithms = [...]algorithm{
 	FixedWindow:   {name: "fixed_window", letter: 'f', family: FamilyWindow, perWindow: true, mostHits: MaxLimit, rejected: true, leased: true, remembered: true, reserved: true},
 	SlidingWindow: {name: "sliding_window", letter: 'w', family: FamilyRuns, perWindow: true, mostHits: maxNumber, remembered: true, reserved: true},

@@ -11,19 +11,19 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
 
-// turns is what limits of one counter admitted while they took turns at random, with looks in between.
+// turns holds the hits that alternating limits of one counter admitted, with peeks in between.
 type turns struct {
 	limits engine.Limits
 	all    []spent
-	by     []int // which of limits admitted each of all
+	by     []int // index of the limit that admitted each of all
 }
 
-// takeTurns draws limits that share a state, as rules and overrides do, or replicas while a new version of the rules
-// rolls out, and lets them take and look at random.
+// takeTurns draws limits that share a state, as rules and overrides do, or replicas during the rollout of new rules. The limits take and
+// peek at random.
 func takeTurns(t *rapid.T, a engine.Algorithm) turns {
 	l := enginetest.LimitOf(a).Draw(t, "limit")
 	change := enginetest.Changed
-	small := rapid.IntRange(0, 3).Draw(t, "small") > 0 // so that there is always something to admit, and to reject
+	small := rapid.IntRange(0, 3).Draw(t, "small") > 0 // small numbers, so that some takes are admitted and some rejected
 	if small {
 		l.Window, l.Calendar, change = 1e6, nil, smaller
 		l = smaller(l).Draw(t, "smaller")
@@ -71,7 +71,7 @@ func smaller(l engine.Limit) *rapid.Generator[engine.Limit] {
 		c := l
 		c.Hits = rapid.Uint64Range(1, 30).Draw(t, "hits")
 		c.Precision = min(l.Precision, 10)
-		if c.Slot() == (engine.Limit{Algorithm: c.Algorithm}).Slot() { // which has no window
+		if c.Slot() == (engine.Limit{Algorithm: c.Algorithm}).Slot() { // the slot does not contain the window
 			c.Window = rapid.SampledFrom([]engine.Micros{1e6, 1e6, 2e6, 60e6}).Draw(t, "window")
 		}
 		if c.Burst > 0 {
@@ -85,7 +85,7 @@ func smaller(l engine.Limit) *rapid.Generator[engine.Limit] {
 	}).Filter(func(c engine.Limit) bool { return c.Validate() == nil })
 }
 
-// largest returns the largest of a number of any of the limits.
+// largest returns the maximum of a number over all limits.
 func (x *turns) largest(of func(*engine.Limit) uint64) (n uint64) {
 	for i := range x.limits {
 		n = max(n, of(&x.limits[i]))
@@ -93,7 +93,7 @@ func (x *turns) largest(of func(*engine.Limit) uint64) (n uint64) {
 	return n
 }
 
-// bound is burst plus the largest rate of all limits times (t + s).
+// bound returns burst + r·(t + s), where r is the largest rate of all limits.
 func (x *turns) bound(burst uint64, s engine.Micros) func(engine.Micros) *big.Rat {
 	return func(span engine.Micros) *big.Rat {
 		most := new(big.Rat)
@@ -106,8 +106,7 @@ func (x *turns) bound(burst uint64, s engine.Micros) func(engine.Micros) *big.Ra
 	}
 }
 
-// TestLimitsTakeTurns: however limits that share a state take turns, they admit no more than the largest burst and the
-// largest rate allow.
+// TestLimitsTakeTurns checks that alternating limits that share a state admit no more than the largest burst and the largest rate allow.
 func TestLimitsTakeTurns(t *testing.T) {
 	hits := func(l *engine.Limit) uint64 { return l.Hits }
 	for a, check := range map[engine.Algorithm]func(*rapid.T, *turns){
@@ -122,7 +121,7 @@ func TestLimitsTakeTurns(t *testing.T) {
 		engine.SlidingWindow: func(t *rapid.T, x *turns) { most(t, x.all, within(x.largest(hits), x.limits[0].Window)) },
 		engine.SlidingLog: func(t *rapid.T, x *turns) {
 			most(t, x.all, x.bound(x.largest(hits), 0))
-			for i, l := range x.limits { // what each admits fits its own window
+			for i, l := range x.limits { // the hits that each limit admits fit its own window
 				most(t, x.of(i), within(l.Hits, l.Window))
 			}
 		},
@@ -131,7 +130,7 @@ func TestLimitsTakeTurns(t *testing.T) {
 				engine.Micros(x.largest(func(l *engine.Limit) uint64 { return uint64(l.FillInterval) }))))
 		},
 		engine.LeakyBucket: func(t *rapid.T, x *turns) {
-			most(t, x.all, x.bound(x.largest(func(l *engine.Limit) uint64 { return l.Burst })+1, 0)) // one is leaving
+			most(t, x.all, x.bound(x.largest(func(l *engine.Limit) uint64 { return l.Burst })+1, 0)) // plus 1, because one hit is leaving
 			x.checkOrder(t)
 		},
 		engine.Concurrency: func(t *rapid.T, x *turns) { x.checkHeld(t, x.largest(hits)) },
@@ -143,7 +142,7 @@ func TestLimitsTakeTurns(t *testing.T) {
 	}
 }
 
-// of returns what the i-th limit admitted.
+// of returns the hits that the i-th limit admitted.
 func (x *turns) of(i int) (all []spent) {
 	for k, s := range x.all {
 		if x.by[k] == i {
@@ -153,10 +152,9 @@ func (x *turns) of(i int) (all []spent) {
 	return all
 }
 
-// checkOrder checks that turns in a queue come in the order of the takes, and after each other at the rate of the limit that
-// promised them.
+// checkOrder checks that turns in a queue follow the order of the takes, at the rate of the limit that promised each turn.
 func (x *turns) checkOrder(t *rapid.T) {
-	free := new(big.Rat) // when the next turn may come
+	free := new(big.Rat) // earliest time of the next turn
 	for k, s := range x.all {
 		if s.hits() == 0 {
 			continue
@@ -168,11 +166,11 @@ func (x *turns) checkOrder(t *rapid.T) {
 		l := &x.limits[x.by[k]]
 		lasts := big.NewRat(int64(l.Window), int64(l.Hits))
 		turn.Add(turn, lasts.Mul(lasts, new(big.Rat).SetUint64(s.hits())))
-		free = turn.Sub(turn, big.NewRat(1, 1)) // turns are told in whole µs, rounded up
+		free = turn.Sub(turn, big.NewRat(1, 1)) // turns are in whole µs, rounded up
 	}
 }
 
-// checkHeld checks that never more than limit slots are held, none of which is released before its end.
+// checkHeld checks that no more than limit slots are held at any time, if none is released before its end.
 func (x *turns) checkHeld(t *rapid.T, limit uint64) {
 	for i, s := range x.all {
 		held := s.hits()
@@ -187,7 +185,7 @@ func (x *turns) checkHeld(t *rapid.T, limit uint64) {
 	}
 }
 
-// TestStepsTakeTurns: where one limit's tokens come in steps and another's do not, each moment brings tokens back once.
+// TestStepsTakeTurns checks that tokens come back once if one limit refills in steps and another continuously.
 func TestStepsTakeTurns(t *testing.T) {
 	const second = engine.Micros(1e6)
 	plain := engine.Limit{Algorithm: engine.TokenBucket, Hits: 10, Window: second, Burst: 10, Initial: 10}

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-const base = 1_790_000_000_000_000 // a moment in September 2026
+const base = 1_790_000_000_000_000 // a time in September 2026
 
 func BenchmarkTake(b *testing.B) {
 	for _, c := range []struct {
@@ -34,8 +34,8 @@ func BenchmarkTake(b *testing.B) {
 	}
 }
 
-// BenchmarkSlots takes and releases where that many slots are held by an owner each, or by no owner. B/slot is the memory
-// that they take, without the names of their owners.
+// BenchmarkSlots takes and releases while a number of slots is held, each by its own owner or by none. B/slot is their memory, without
+// the names of owners.
 func BenchmarkSlots(b *testing.B) {
 	for _, n := range []int{10, 100, 10_000} {
 		owners := make([]string, n)

@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
 
-// spent is one take of an adversary: when it was, how many wanted what, and the answer.
+// spent is one take of an adversary: its time, its arguments and the decision.
 type spent struct {
 	at          engine.Micros
 	cost, count uint64
@@ -20,10 +20,10 @@ type spent struct {
 
 func (s spent) hits() uint64 { return s.Admitted * s.cost }
 
-// end is when tests end, in the year 2041: after 2112 the engine tells no times apart.
+// end is the time at which tests end, in the year 2041; the engine clamps times after 2112.
 const end engine.Micros = 1 << 51
 
-// adversary takes from a new counter of l at random, while time goes on, and remembers every answer.
+// adversary takes from a new counter of l at random as time passes, and returns every take.
 func adversary(t *rapid.T, l engine.Limit) []spent {
 	c := newCounter(engine.Limits{l.Prepared()}, nil)
 	now := enginetest.Start + engine.Micros(rapid.Int64Range(0, int64(l.Window)).Draw(t, "start"))
@@ -42,8 +42,7 @@ func adversary(t *rapid.T, l engine.Limit) []spent {
 	return all
 }
 
-// most fails if the hits of any consecutive takes add up to more than bound allows for the time from the first to the
-// last.
+// most fails the test if the hits of any consecutive takes exceed bound for the time between the first and the last.
 func most(t *rapid.T, all []spent, bound func(span engine.Micros) *big.Rat) {
 	for i := range all {
 		sum := new(big.Rat)
@@ -56,7 +55,7 @@ func most(t *rapid.T, all []spent, bound func(span engine.Micros) *big.Rat) {
 	}
 }
 
-// within is a bound that holds in spans shorter than window, and none for longer ones.
+// within returns a bound that applies to spans shorter than window.
 func within(hits uint64, window engine.Micros) func(engine.Micros) *big.Rat {
 	return func(span engine.Micros) *big.Rat {
 		if span >= window {
@@ -66,7 +65,7 @@ func within(hits uint64, window engine.Micros) func(engine.Micros) *big.Rat {
 	}
 }
 
-// atRate is burst + rate·(t + s).
+// atRate returns the bound burst + rate·(t + s).
 func atRate(l *engine.Limit, burst uint64, s engine.Micros) func(engine.Micros) *big.Rat {
 	return func(span engine.Micros) *big.Rat {
 		x := big.NewRat(int64(span+s), int64(l.Window))
@@ -75,7 +74,7 @@ func atRate(l *engine.Limit, burst uint64, s engine.Micros) func(engine.Micros) 
 	}
 }
 
-// recent sums up the hits that were admitted in the last span before the i-th take.
+// recent returns the hits admitted in the last span before the i-th take.
 func recent(all []spent, i int, span engine.Micros) (sum uint64) {
 	for _, s := range all[:i] {
 		if all[i].at-s.at < span {
@@ -90,7 +89,7 @@ func TestFixedWindowBound(t *testing.T) {
 		l := enginetest.LimitOf(engine.FixedWindow).Draw(t, "limit")
 		all := adversary(t, l)
 		shortest := l.Window
-		if l.Calendar != nil { // of which there are shorter ones than those that it is about as long as
+		if l.Calendar != nil { // whose windows may be shorter than the nominal length
 			shortest = l.Window * 9 / 10
 		}
 		most(t, all, within(2*l.Hits, shortest))
@@ -150,7 +149,7 @@ func TestTokenBucketBound(t *testing.T) {
 	})
 }
 
-// TestTokenBucketConforming checks that a bucket rejects no caller that never sends more than burst + rate·t.
+// TestTokenBucketConforming checks that a bucket never rejects a caller that sends at most burst + rate·t.
 func TestTokenBucketConforming(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := enginetest.LimitOf(engine.TokenBucket).Draw(t, "limit")
@@ -173,11 +172,11 @@ func TestTokenBucketConforming(t *testing.T) {
 	})
 }
 
-// TestLeakyBucketBound checks that turns come in order, and that none comes before those ahead of it.
+// TestLeakyBucketBound checks that turns are in order and do not overlap.
 func TestLeakyBucketBound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := enginetest.LimitOf(engine.LeakyBucket).Draw(t, "limit")
-		free := new(big.Rat) // when the turn of the next may come
+		free := new(big.Rat) // earliest time of the next turn
 		for _, s := range adversary(t, l) {
 			if s.Admitted == 0 {
 				continue
@@ -199,7 +198,7 @@ func TestConcurrencyBound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := enginetest.LimitOf(engine.Concurrency).Draw(t, "limit")
 		all := adversary(t, l)
-		most(t, all, within(l.Hits, l.Window)) // nothing is released
+		most(t, all, within(l.Hits, l.Window)) // because nothing is released
 		for i, s := range all {
 			if s.Admitted == 0 && s.cost <= l.Hits && recent(all, i, l.Window)+s.cost <= l.Hits {
 				t.Fatalf("%d rejected at %d though it fits", s.cost, s.at)
@@ -208,8 +207,8 @@ func TestConcurrencyBound(t *testing.T) {
 	})
 }
 
-// TestRetryAfter checks that RetryAfter is the first time at which the cost passes, and ResetAfter the first at which
-// the counter is fully restored, whatever came before.
+// TestRetryAfter checks that RetryAfter is the first time at which the cost is admitted, and ResetAfter the first at which the counter is
+// as if unused, in any state.
 func TestRetryAfter(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := enginetest.Limit().Draw(t, "limit")
@@ -221,7 +220,7 @@ func TestRetryAfter(t *testing.T) {
 			}
 			k := enginetest.Take(c.limits).Draw(t, "take")
 			k.Count, k.Extra = 1, 0
-			k.Cost = max(1, k.Cost) // a look does not move what is of the future
+			k.Cost = max(1, k.Cost) // a check does not move times from the future
 			d := c.take(now, k)
 			longest := longestWait(&l)
 			if d.Admitted == 1 || l.Hits == 0 {
@@ -248,7 +247,7 @@ func TestRetryAfter(t *testing.T) {
 	})
 }
 
-// longestWait is the longest that a single hit waits.
+// longestWait returns the maximum wait of a single hit.
 func longestWait(l *engine.Limit) engine.Micros {
 	longest := l.Window + l.FillInterval
 	switch {
@@ -265,7 +264,7 @@ func longestWait(l *engine.Limit) engine.Micros {
 	return longest
 }
 
-// TestTakeMany checks that taking n at once equals n takes, followed by Extra takes up to the first that is rejected.
+// TestTakeMany checks that a take of n equals n takes, followed by Extra takes up to the first rejection.
 func TestTakeMany(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := enginetest.Limits().Draw(t, "limits")
@@ -289,7 +288,7 @@ func TestTakeMany(t *testing.T) {
 	})
 }
 
-// one takes k one by one, and compares with d, which was taken at once.
+// one takes k one by one, and compares the results with d, the decision of a single call.
 func one(t *rapid.T, c *counter, now engine.Micros, k engine.Take, d engine.Decision) (admitted uint64) {
 	step := k
 	step.Count, step.Extra = 1, 0
@@ -315,7 +314,7 @@ func one(t *rapid.T, c *counter, now engine.Micros, k engine.Take, d engine.Deci
 	return admitted
 }
 
-// TestLook checks that looks change nothing, except buckets that begin to fill, and agree with the take that follows.
+// TestLook checks that peeks and checks change nothing, except that buckets begin to fill, and that they agree with the next take.
 func TestLook(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := enginetest.Limits().Draw(t, "limits")

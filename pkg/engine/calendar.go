@@ -155,7 +155,7 @@ type Calendar struct {
 }
 
 // Begin is the time at which windows of a calendar begin. A day that a month lacks is its last one. A local time that clocks skip is the
-// first moment after it, and one that they repeat is the first of both. 0 stands for 1 in all fields but Hour.
+// first moment after it, and one that they repeat is the first of both. The zero value of every field except Hour means 1.
 type Begin struct {
 	Month   uint32 // 1 to 12, in years
 	Day     uint32 // 1 to 31, in months and years

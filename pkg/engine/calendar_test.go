@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
 
-// calendars lists those of a zone.
+// calendars returns all calendars of a zone.
 func calendars(zone string) []*engine.Calendar {
 	all := []*engine.Calendar{
 		enginetest.Calendar(zone, engine.CalendarDay, 1),
@@ -39,7 +39,8 @@ func checkEdges(c *engine.Calendar, now engine.Micros) error {
 	for i := range len(e) - 1 {
 		for _, at := range []engine.Micros{e[i], e[i+1] - 1} {
 			if start, end := enginetest.CalendarWindow(c, at); start != e[i] || end != e[i+1] {
-				return fmt.Errorf("the windows around %s are %s, that of %s is %s to %s", text1(c, now), dates(c, e[:]), text1(c, at), text1(c, start), text1(c, end))
+				return fmt.Errorf("the windows around %s are %s, that of %s is %s to %s",
+					text1(c, now), dates(c, e[:]), text1(c, at), text1(c, start), text1(c, end))
 			}
 		}
 	}
@@ -60,7 +61,7 @@ func dates(c *engine.Calendar, all []engine.Micros) (out []string) {
 	return out
 }
 
-// TestCalendarEdges compares the windows of all zones of enginetest with those that their clocks on the wall show.
+// TestCalendarEdges compares the windows of all zones of enginetest with the twin's, which reads the zones' clocks.
 func TestCalendarEdges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		zone := rapid.SampledFrom(enginetest.Zones()).Draw(t, "zone")
@@ -96,8 +97,8 @@ func FuzzCalendar(f *testing.F) {
 	})
 }
 
-// TestCalendarWindowsTile follows each calendar through 90 years: a window begins where the last one ended, and those of
-// UTC are as long as a calendar on paper says.
+// TestCalendarWindowsTile follows each calendar through 90 years. Each window begins at the end of the previous one, and windows in UTC
+// have the lengths of the Gregorian calendar.
 func TestCalendarWindowsTile(t *testing.T) {
 	for _, zone := range enginetest.Zones() {
 		for _, c := range calendars(zone) {
@@ -125,7 +126,7 @@ func TestCalendarWindowsTile(t *testing.T) {
 	}
 }
 
-// TestCalendarOfZone: several months are a part of a year, and there is one of each other unit.
+// TestCalendarOfZone tests that a number of months must divide a year, and that other units allow only 1.
 func TestCalendarOfZone(t *testing.T) {
 	z := engine.NewZone(time.UTC)
 	for unit := engine.CalendarDay; unit <= engine.CalendarYear; unit++ {
@@ -138,12 +139,12 @@ func TestCalendarOfZone(t *testing.T) {
 	}
 }
 
-// TestCalendarBegins: a calendar begins only at times that its unit has, and its own beginning is the usual one.
+// TestCalendarBegins tests that a calendar accepts only a Begin that its unit has, and that the unit's beginning is the default.
 func TestCalendarBegins(t *testing.T) {
 	units := []string{"day", "week", "month", "year"}
 	for _, c := range []struct {
 		from engine.Begin
-		of   string // units that have it
+		of   string // units that have such a beginning
 	}{
 		{engine.Begin{}, "day week month year"},
 		{engine.Begin{Month: 1, Day: 1, Weekday: 1}, "day week month year"},
@@ -175,8 +176,8 @@ func TestCalendarBegins(t *testing.T) {
 	}
 }
 
-// TestCalendarSlots: no two calendars share a state with each other, or with a plain window of the same length, except
-// equal calendars of a zone that was loaded twice.
+// TestCalendarSlots checks that no two calendars share a state with each other or with a plain window of the same length, except equal
+// calendars of a zone that was loaded twice.
 func TestCalendarSlots(t *testing.T) {
 	seen := map[string]string{}
 	add := func(l engine.Limit, what string) {
@@ -211,7 +212,7 @@ func TestCalendarSlots(t *testing.T) {
 	}
 }
 
-// TestCalendarDoesNotAllocate, except the first time it is asked about a window.
+// TestCalendarDoesNotAllocate tests that only the first call for a window allocates.
 func TestCalendarDoesNotAllocate(t *testing.T) {
 	c := enginetest.Calendar("Europe/Berlin", engine.CalendarMonth, 1)
 	l := engine.Limits{{Hits: 1 << 31, Window: 30 * 86400 * second, Calendar: c}}

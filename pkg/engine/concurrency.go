@@ -39,8 +39,8 @@ func (l *Limit) viewSlots(s *State, a *ask) slotsView {
 // left returns the number of slots that the caller may hold, including those it already holds.
 func (v *slotsView) left(l *Limit) uint64 { return left(l.Hits, v.held-v.own) }
 
-// room returns the number of takes of a that are admitted. An owner that takes again asks for slots it already has, and keeps them even
-// if the limit has fallen below the number held.
+// room returns the number of takes of a that are admitted. An owner that takes again keeps the slots it already holds, even if the limit
+// has fallen below the number held.
 func (v *slotsView) room(l *Limit, a *ask) uint64 {
 	free := v.left(l)
 	if a.owner != "" && (a.cost <= free || a.cost <= v.own && l.Hits > 0) {
@@ -49,8 +49,8 @@ func (v *slotsView) room(l *Limit, a *ask) uint64 {
 	return a.fit(free)
 }
 
-// whole returns the time at which all slots are free.
-func (v *slotsView) whole() Micros {
+// allFree returns the time at which all slots are free.
+func (v *slotsView) allFree() Micros {
 	if v.held == 0 {
 		return v.now
 	}
@@ -70,7 +70,7 @@ func (v *slotsView) freed(n uint64) Micros {
 		i = v.nth(v.dead + n + v.own)
 	}
 	if i == 0 {
-		return v.whole()
+		return v.allFree()
 	}
 	return v.at(i).end
 }
@@ -127,7 +127,7 @@ func (l *Limit) takeSlots(s *State, a *ask, d *Decision) (rejects bool) {
 		v.hold(s, a, n, v.now+l.Window)
 		v = l.viewSlots(s, a)
 	}
-	d.ResetAfter = until(v.whole(), v.now)
+	d.ResetAfter = until(v.allFree(), v.now)
 	if rejects && a.cost <= l.Hits {
 		d.RetryAfter = until(v.freed(left(v.held-v.own+a.cost, l.Hits)), v.now)
 	}
@@ -141,7 +141,7 @@ func (l *Limit) giveSlots(s *State, a *ask, n uint64) Decision {
 		release(s, a.owner, n)
 	}
 	v := l.viewSlots(s, a)
-	return Decision{Left: v.left(l), ResetAfter: until(v.whole(), v.now)}
+	return Decision{Left: v.left(l), ResetAfter: until(v.allFree(), v.now)}
 }
 
 // release removes up to n slots of an owner or, without one, the ownerless slots that end first.

@@ -8,7 +8,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// A bucket of two tokens, one of which comes back each half second. The caller keeps the state, and says what time it is.
+// A bucket of two tokens, one of which comes back every half second. The caller keeps the state and passes the time.
 func ExampleLimits_Take() {
 	limits := engine.Limits{{Algorithm: engine.TokenBucket, Hits: 2, Window: 1_000_000, Burst: 2, Initial: 2}}
 	if err := limits.Validate(); err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
 
-// input is what a fuzzer made up: each byte chooses one thing.
+// input is the fuzzer's input: each byte makes one choice.
 type input []byte
 
 func (in *input) byte() byte {
@@ -22,10 +22,10 @@ func (in *input) byte() byte {
 	return b
 }
 
-// choose takes one of several things.
+// choose returns one of several values.
 func choose[T any](in *input, of ...T) T { return of[int(in.byte())%len(of)] }
 
-// limit makes a limit, which may be invalid.
+// limit returns a limit, which may be invalid.
 func (in *input) limit(a engine.Algorithm) engine.Limit {
 	l := engine.Limit{
 		Algorithm: a,
@@ -56,7 +56,7 @@ func (in *input) limit(a engine.Algorithm) engine.Limit {
 		l.Burst = choose(in, l.Hits, 1, 2, 5, 1000, 1<<32-1)
 	case engine.Concurrency:
 		l.Hits = min(l.Hits, 10)
-	default: // one that needs nothing more than that its parameters take values
+	default: // algorithms that only need valid parameters
 		for p := range engine.Parameters() {
 			if p.TakenBy(a) {
 				p.Set(&l, choose(in, p.Usual(&l), 0, 1, 5, 1000, 1<<32-1))
@@ -66,7 +66,7 @@ func (in *input) limit(a engine.Algorithm) engine.Limit {
 	return l
 }
 
-// calendar makes a calendar.
+// calendar returns a calendar.
 func (in *input) calendar() *engine.Calendar {
 	zone := choose(in, enginetest.Zones()...)
 	unit := choose(in, engine.CalendarMonth, engine.CalendarDay, engine.CalendarWeek, engine.CalendarYear)
@@ -77,7 +77,7 @@ func (in *input) calendar() *engine.Calendar {
 	return enginetest.Calendar(zone, unit, every)
 }
 
-// take makes a take of l.
+// take returns a take of l.
 func (in *input) take(l *engine.Limit) engine.Take {
 	k := engine.Take{
 		Cost:  choose(in, 1, 0, 2, 3, l.Hits/2, l.Hits, l.Hits+1, l.Burst, l.Burst+l.Debt, 1<<53, 1<<64-1),
@@ -92,7 +92,7 @@ func (in *input) take(l *engine.Limit) engine.Take {
 	return k
 }
 
-// play compares the engine with its twin by what is left of in.
+// play compares the engine with its twin until the input is consumed.
 func (in *input) play(t *testing.T, c *counter) {
 	t.Helper()
 	if c.limits.Validate() != nil {
@@ -131,17 +131,17 @@ func FuzzTokenBucket(f *testing.F)   { fuzz(f, engine.TokenBucket) }
 func FuzzLeakyBucket(f *testing.F)   { fuzz(f, engine.LeakyBucket) }
 func FuzzConcurrency(f *testing.F)   { fuzz(f, engine.Concurrency) }
 
-// FuzzAlgorithm is the target of algorithms that have none of their own, and tries the others too.
+// FuzzAlgorithm covers algorithms without a fuzz target of their own, and also the others.
 func FuzzAlgorithm(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		in := input(data)
 		all := slices.Collect(engine.Algorithms())
-		slices.Reverse(all) // the latest first
+		slices.Reverse(all) // newest first
 		in.play(t, newCounter(engine.Limits{in.limit(choose(&in, all...))}, nil))
 	})
 }
 
-// limits makes one limit, or a list.
+// limits returns one limit or a list.
 func (in *input) limits() engine.Limits {
 	var l engine.Limits
 	for range choose(in, 2, 1, 3) {

@@ -67,6 +67,21 @@ func inProportion(n, to, from uint64) uint64 {
 	return min(q, MaxHits)
 }
 
+// Raised returns l with room for more hits, and how many. A [Limits.Peek] at it tells how far a state is overdrawn under l: by those that are
+// missing from this room. There is no room if l's algorithm never overdraws a state, or does not know by how much.
+func (l Limit) Raised() (raised Limit, room uint64) {
+	switch l.Algorithm {
+	case FixedWindow, SlidingWindow:
+		room = MaxHits - l.Hits
+		l.Hits += room
+	case TokenBucket:
+		room = l.Burst + l.Debt
+		l.Burst, l.Initial = l.Burst+room, l.Initial+room
+	case SlidingLog, LeakyBucket, Concurrency:
+	}
+	return l, room
+}
+
 // Equal reports whether l and m are the same limit, prepared or not.
 func (l Limit) Equal(m Limit) bool {
 	if !l.Calendar.same(m.Calendar) {
@@ -95,7 +110,7 @@ func (l *Limit) Hash() uint64 {
 // FieldError describes an invalid field of a [Limit] or a [Penalty].
 type FieldError struct {
 	Field  string // the key of another field, if Field is invalid only in combination with its value
-	Beside string // the key of another field, if the first is wrong only beside that one's value
+	Beside string // key of another field, if Field is invalid only in combination with its value
 	Text   string // the mistake, and the accepted values
 }
 
@@ -267,7 +282,7 @@ func (l *Limit) checkFilling() *FieldError {
 	}
 	most := l.most()
 	if l.Algorithm == LeakyBucket { // a partly free place accepts a hit
-		most++ // a place that is partly free accepts a hit
+		most++
 	}
 	if l.fills(most) {
 		return nil

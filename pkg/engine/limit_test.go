@@ -29,7 +29,7 @@ func limitOf(a engine.Algorithm, change func(*engine.Limit)) engine.Limit {
 func TestValidate(t *testing.T) {
 	for name, c := range map[string]struct {
 		limit engine.Limit
-		want  string // field and a part of the text; empty where nothing is wrong
+		want  string // field and a part of the text; empty if the limit is valid
 	}{
 		"fixed window":           {limitOf(engine.FixedWindow, func(l *engine.Limit) { l.CountRefused = true; l.Align = engine.AlignFirst }), ""},
 		"limit 0":                {limitOf(engine.FixedWindow, func(l *engine.Limit) { l.Hits = 0 }), ""},
@@ -151,7 +151,7 @@ func TestSlot(t *testing.T) {
 	}
 }
 
-// Names of slots of two algorithms never meet: each begins with a letter of its algorithm alone, p being a penalty's.
+// TestLettersOfSlots checks that slot names of two algorithms differ: each algorithm has its own first letter, and p is a penalty's.
 func TestLettersOfSlots(t *testing.T) {
 	owners := map[byte]string{engine.GateSlot.String()[0]: "a penalty"}
 	for a := range engine.Algorithms() {
@@ -187,17 +187,18 @@ func TestPrepared(t *testing.T) {
 	if !p.Equal(l) || !l.Equal(p) {
 		t.Error("a prepared limit is another")
 	}
-	// What was prepared does not outlive the numbers it was computed from.
+	// Cached values must not outlive the numbers that they derive from.
 	p.Hits, p.Window = 3, 60*second
 	var a, b engine.State
 	got := engine.Limits{p}.Take([]*engine.State{&a}, midnight, engine.Take{Cost: 20, Count: 1})
-	want := engine.Limits{bucket(func(l *engine.Limit) { l.Hits, l.Window = 3, 60*second })}.Take([]*engine.State{&b}, midnight, engine.Take{Cost: 20, Count: 1})
+	want := engine.Limits{bucket(func(l *engine.Limit) { l.Hits, l.Window = 3, 60*second })}.Take([]*engine.State{&b},
+		midnight, engine.Take{Cost: 20, Count: 1})
 	if got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
 
-// TestState checks that stores are told when there is nothing to keep, and how much there is otherwise.
+// TestState checks Empty and Weight, by which stores decide whether to keep a state and how to count it.
 func TestState(t *testing.T) {
 	log := engine.Limits{limitOf(engine.SlidingLog, func(l *engine.Limit) { l.Hits = 100 })}
 	var s engine.State
@@ -225,7 +226,7 @@ func TestState(t *testing.T) {
 	}
 }
 
-// TestValidateDoesNotAllocate: Validate is called for each limit that comes with a request.
+// TestValidateDoesNotAllocate: Validate runs for each limit in a request.
 func TestValidateDoesNotAllocate(t *testing.T) {
 	for _, l := range []engine.Limit{
 		limitOf(engine.FixedWindow, func(l *engine.Limit) { l.CountRefused = true }),

@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
 
-// counter is the states of one descriptor, kept as a store keeps them.
+// counter holds the states of one descriptor, as a backend does.
 type counter struct {
 	limits  engine.Limits
 	penalty *engine.Penalty
@@ -38,7 +38,7 @@ func (c *counter) all() []*engine.State {
 	return s
 }
 
-// open is the state of reservations.
+// open returns the state of reservations.
 func (c *counter) open() *engine.State { return c.state(c.limits[0].Slot().Reserved()) }
 
 func (c *counter) settle(now engine.Micros, t engine.Take) engine.Decision {
@@ -82,16 +82,16 @@ func (c *counter) reset(now engine.Micros, force bool) engine.Decision {
 	return c.limits.Reset(c.all(), now)
 }
 
-// sweep drops what has expired, as a store may at any time.
+// sweep drops expired states, as a backend may at any time.
 func (c *counter) sweep(now engine.Micros) {
 	for slot, s := range c.states {
-		if s.Empty() || s.Expires() <= min(now, 1<<52) { // time ends there for the engine, in 2112
+		if s.Empty() || s.Expires() <= min(now, 1<<52) { // the engine clamps times there, in 2112
 			delete(c.states, slot)
 		}
 	}
 }
 
-// TestModel plays random calls against the engine and its twin, with limits that change and a clock that jumps.
+// TestModel compares the engine with its twin on random calls, with limits that change and a clock that jumps.
 func TestModel(t *testing.T) {
 	for a := range engine.Algorithms() {
 		t.Run(a.String(), rapid.MakeCheck(func(t *rapid.T) {

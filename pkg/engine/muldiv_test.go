@@ -35,8 +35,7 @@ func TestMuldiv(t *testing.T) {
 	})
 }
 
-// TestRange checks that no number exceeds what a double represents exactly, with the largest limits and the latest
-// times.
+// TestRange checks that a double represents every number exactly, even with the largest limits and the latest times.
 func TestRange(t *testing.T) {
 	for _, now := range []Micros{math.MinInt64, 0, latest, math.MaxInt64} {
 		for _, l := range []Limit{

@@ -71,7 +71,7 @@ const (
 // parameters has one row per parameter. It contains no functions, because calling one with a limit would move the limit to the heap.
 // [Limit.values], [Parameter.Set] and [Parameter.Usual] access the fields instead. [Limit.Validate] checks conditions other than bounds.
 //
-//nolint:gochecknoglobals // a table that is never written to; it is asked on the way of a request
+//nolint:gochecknoglobals // a read-only table on the request path
 var parameters = [...]parameter{
 	ParamBurst:        {key: "burst", takers: buckets, least: 1, most: maxNumber, usual: "`requests_per_unit`", about: "The most tokens of a token_bucket, or the places in the queue of a leaky_bucket."},
 	ParamPrecision:    {key: "precision", takers: cells, least: 1, most: maxPrecision, usual: "10", about: "The number of parts in a window; old hits expire part by part."},
@@ -92,7 +92,7 @@ const usualPrecision = 10
 // windows are the same.
 func (l *Limit) values() [len(parameters)]uint64 {
 	var calendar, zone uint64
-	if l.Calendar != nil && !l.Calendar.Endless() { // that is a unit, not a parameter
+	if l.Calendar != nil && !l.Calendar.Endless() { // an endless calendar is a unit, not a parameter
 		calendar, zone = l.Calendar.slot(), l.Calendar.zone.id
 	}
 	return [...]uint64{

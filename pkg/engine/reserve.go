@@ -16,8 +16,8 @@ type Reserve struct {
 	TTL    Micros // time after which a reservation ends by itself, at least 1
 	Return bool   // refund its hits then; otherwise they stay consumed
 
-	// Repeats says that requests choose the names, so the same call may come again: see [Reserve.Take] and [Reserve.Settle]. An ended
-	// reservation is remembered for another TTL.
+	// Repeats indicates that requests choose the names, so that the same call may come again: see [Reserve.Take] and [Reserve.Settle]. An
+	// ended reservation is remembered for another TTL.
 	Repeats bool
 }
 
@@ -43,7 +43,7 @@ const (
 	ReservationUnknown                            // no such reservation is open; nothing has changed
 	ReservationRepeated                           // with Repeats: a take of a name that has ended, which is only a check
 	ReservationLate                               // with Repeats: hits of a reservation that had ended are charged
-	ReservationCharged                            // with Repeats: hits of an unknown name are charged in full; Admitted says whether they fit
+	ReservationCharged                            // with Repeats: hits of an unknown name are charged in full; Admitted is 1 if they fit
 )
 
 // held is the record of an open reservation, or of one that has ended.
@@ -160,9 +160,9 @@ func (c *reserving) remember(id ReservationID, kept uint64, due Micros) {
 	c.open.expires = max(c.open.expires, c.now+c.TTL)
 }
 
-// known returns the record of a reservation that has ended and is remembered, or else the index of the open one, or −1. With Repeats, it
+// lookup returns the record of a reservation that has ended and is remembered, or else the index of the open one, or −1. With Repeats, it
 // first ends the reservation if that has expired.
-func (c *reserving) known(id ReservationID) (ended *held, open int) {
+func (c *reserving) lookup(id ReservationID) (ended *held, open int) {
 	open = c.find(id)
 	if !c.Repeats || c.open.Empty() {
 		return nil, open
@@ -285,7 +285,7 @@ func (c *reserving) again(l Limits, s []*State, t *Take, write bool) (d Decision
 	if !c.Repeats {
 		return d, false
 	}
-	ended, i := c.known(t.Reservation)
+	ended, i := c.lookup(t.Reservation)
 	if ended == nil && i < 0 {
 		return d, false
 	}
@@ -346,7 +346,7 @@ func (r *Reserve) Settle(open *State, l Limits, s []*State, now Micros, t Take) 
 	c := r.begin(open, l, s, now)
 	outcome, window, difference := ReservationUnknown, Micros(0), int64(0)
 	cost := min(t.Cost, MaxHits)
-	switch ended, i := c.known(t.Reservation); {
+	switch ended, i := c.lookup(t.Reservation); {
 	case ended != nil:
 		if cost > 0 && ended.at > 0 {
 			outcome, difference = ReservationLate, int64(left(cost, ended.hits))

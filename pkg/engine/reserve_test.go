@@ -7,8 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestReservationsWeighWhatTheyTake: a counter that always has a few reservations open does not keep the room that its
-// busiest moment took.
+// TestReservationsWeighWhatTheyTake checks that a counter that always has a few open reservations does not keep its peak capacity.
 func TestReservationsWeighWhatTheyTake(t *testing.T) {
 	const many, few = 5000, 10
 	var open, counter State
@@ -37,8 +36,8 @@ func TestReservationsWeighWhatTheyTake(t *testing.T) {
 	}
 }
 
-// TestReturnedReservationsLeaveNothing: a counter whose reservations are all settled with 0 is, from then on, as one from
-// which nothing was ever reserved. Others may refund only what they consumed, for the oldest hits go first.
+// TestReturnedReservationsLeaveNothing checks that settling all reservations with 0 leaves a counter as if there had been none. Other
+// calls must refund only hits that they consumed, because the oldest hits are refunded first.
 func TestReturnedReservationsLeaveNothing(t *testing.T) {
 	for _, l := range []Limit{
 		{Algorithm: SlidingWindow, Hits: 100, Window: 60e6, Precision: 6},
@@ -67,7 +66,7 @@ func returnAll(t *rapid.T, l Limits) {
 			binary.BigEndian.PutUint32(k.Reservation[:], uint32(i+1))
 			if r.Take(&open, l, s, now, k).Reservation == ReservationOpen {
 				reserved = append(reserved, k.Reservation)
-				if l[0].Align == AlignFirst { // which the twin's window has to begin with
+				if l[0].Align == AlignFirst { // so that the twin's window begins at the same time
 					l.Take(without, now, k)
 					l.Refund(without, now, k)
 				}

@@ -35,8 +35,8 @@ func (l *Limit) span() Micros {
 	return Micros(l.Precision) + 1
 }
 
-// gone returns the time from which the hits of a tick no longer count.
-func (l *Limit) gone(tick Micros) Micros {
+// expiry returns the time from which the hits of a tick no longer count.
+func (l *Limit) expiry(tick Micros) Micros {
 	if l.Algorithm == SlidingLog {
 		return tick + l.Window
 	}
@@ -105,7 +105,7 @@ func (v *runsView) free(l *Limit, hits uint64) Micros {
 	if i == len(v.runs) {
 		return 0
 	}
-	return l.gone(min(v.runs[i].at, v.tick))
+	return l.expiry(min(v.runs[i].at, v.tick))
 }
 
 // settleRuns drops hits that no limit counts any more, and moves hits from the future to now.
@@ -148,7 +148,7 @@ func (l *Limit) addRun(s *State, r run, hits uint64) {
 // widen updates the expiry of s for l, and drops hits that no limit that took from s needs.
 func (l *Limit) widen(s *State) {
 	last := *s.more.runs.last()
-	s.expires = l.gone(last.at)
+	s.expires = l.expiry(last.at)
 	if l.Algorithm == SlidingLog {
 		s.at, s.part = max(s.at, l.Window), max(s.part, l.Hits)
 		s.expires = last.at + s.at
@@ -178,19 +178,19 @@ func (l *Limit) takeRuns(s *State, a *ask, d *Decision) (rejects bool) {
 		l.addRun(s, run{v.tick, v.before + v.count + spent}, spent)
 		v = l.viewRuns(s, a.now)
 	}
-	d.ResetAfter = l.whole(&v, a.now)
+	d.ResetAfter = l.emptyIn(&v, a.now)
 	if rejects {
 		d.RetryAfter = until(v.free(l, left(v.count+a.cost, l.Hits)), a.now)
 	}
 	return rejects
 }
 
-// whole returns the time until no hit counts any more.
-func (l *Limit) whole(v *runsView, now Micros) time.Duration {
+// emptyIn returns the time until no hit counts any more.
+func (l *Limit) emptyIn(v *runsView, now Micros) time.Duration {
 	if len(v.runs) == 0 {
 		return 0
 	}
-	return until(l.gone(min(v.runs[len(v.runs)-1].at, v.tick)), now)
+	return until(l.expiry(min(v.runs[len(v.runs)-1].at, v.tick)), now)
 }
 
 // giveRuns refunds hits consumed at the given time, if they still count: those of its tick, or the oldest ones if those of its tick have
@@ -216,7 +216,7 @@ func (l *Limit) giveRuns(s *State, now Micros, hits uint64, at Micros) Decision 
 		l.remove(s, &v, 0, hits)
 		v = l.viewRuns(s, now)
 	}
-	return Decision{Left: v.left(l), ResetAfter: l.whole(&v, now)}
+	return Decision{Left: v.left(l), ResetAfter: l.emptyIn(&v, now)}
 }
 
 // remove removes hits from s, starting with the i-th run that counts, and returns their number.
@@ -227,16 +227,16 @@ func (l *Limit) remove(s *State, v *runsView, i int, hits uint64) uint64 {
 	}
 	q, runs, first := &s.more.runs, v.runs[i:], v.first+i
 	before := s.sumBefore(first)
-	gone := firstRun(runs, func(r run) bool { return r.sum-before > hits })
+	dropped := firstRun(runs, func(r run) bool { return r.sum-before > hits })
 	s.n -= hits
 	if first == 0 {
-		q.drop(gone)
+		q.drop(dropped)
 		return hits
 	}
 	for k := range runs { // earlier runs are unchanged
 		runs[k].sum -= hits
 	}
-	q.delete(first, first+gone)
+	q.delete(first, first+dropped)
 	l.widen(s)
 	return hits
 }

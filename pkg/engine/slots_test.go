@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// check returns what is wrong with one of the trees below i, which has to be balanced and in order, and its number of nodes.
+// check returns the number of nodes below i in one of the trees, and the first violation of its balance or order.
 func (s *slots) check(tree int, i index) (nodes int, wrong string) {
 	if i == 0 {
 		return 0, ""
@@ -34,8 +34,7 @@ func (s *slots) check(tree int, i index) (nodes int, wrong string) {
 	return nodes + 1, ""
 }
 
-// TestF28_ManyHolders: with 10,000 holders a take visits a few of them, whatever their names are and in whatever order
-// they come and go.
+// TestF28_ManyHolders checks that a take with 10,000 holders visits few of them, regardless of their names and the order of calls.
 func TestF28_ManyHolders(t *testing.T) {
 	const most = 10_000
 	limits := Limits{{Algorithm: Concurrency, Hits: most, Window: 3600e6}}

@@ -3,7 +3,6 @@ package engine_test
 import (
 	"errors"
 	"fmt"
-	"os"
 	"reflect"
 	"slices"
 	"strconv"
@@ -13,10 +12,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// valid returns a valid limit of an algorithm with the values of a rule without further keys.
+// valid returns a valid limit of an algorithm with default parameters.
 func valid(a engine.Algorithm) engine.Limit {
 	l := engine.Limit{Algorithm: a, Hits: 100, Window: 60 * second}
 	for p := range engine.Parameters() {
@@ -27,7 +27,8 @@ func valid(a engine.Algorithm) engine.Limit {
 	return l
 }
 
-// Each field of a limit is in the table, or is one that every limit has; it makes another limit, with another hash.
+// TestFieldsAreInTheTable checks that each field of a limit is a parameter or common to all limits, and that changing it changes Equal
+// and Hash.
 func TestFieldsAreInTheTable(t *testing.T) {
 	calendar := engine.NewZone(time.UTC).Calendar(engine.CalendarDay, 1)
 	every := []string{"Algorithm", "Listed", "Hits", "Window"}
@@ -89,7 +90,7 @@ func TestHash(t *testing.T) {
 	}
 }
 
-// Without further keys a limit is valid, and what a parameter is set to can be got again where it means something.
+// TestParameters checks that a limit with default parameters is valid, and that Get returns the value of Set if the parameter applies.
 func TestParameters(t *testing.T) {
 	for a := range engine.Algorithms() {
 		l := valid(a)
@@ -113,7 +114,7 @@ func TestParameters(t *testing.T) {
 	}
 }
 
-// All that is wrong is reported, but nothing that only follows from something else.
+// TestValidateReportsEverything checks that every error is reported, except those that merely follow from another one.
 func TestValidateReportsEverything(t *testing.T) {
 	for name, c := range map[string]struct {
 		limit engine.Limit
@@ -141,7 +142,7 @@ func TestValidateReportsEverything(t *testing.T) {
 	}
 }
 
-// What the table says of algorithms fits what their engines do.
+// TestTraits checks that the properties in the table of algorithms agree with the engines.
 func TestTraits(t *testing.T) {
 	for a := range engine.Algorithms() {
 		l := valid(a)
@@ -161,35 +162,18 @@ func TestTraits(t *testing.T) {
 	}
 }
 
-// docs/algorithms.md has a row for each algorithm, and the table of parameters; run with -rewrite, or make docs, to write it.
+// TestDocs checks that docs/algorithms.md has a row per algorithm and the table of parameters. To rewrite it, run make docs, or the test
+// with -rewrite.
 func TestDocs(t *testing.T) {
 	const (
 		file       = "../../docs/algorithms.md"
 		begin, end = "<!-- keys: written by make docs -->\n", "<!-- end of keys -->"
 	)
-	raw, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	head, rest, found := strings.Cut(string(raw), begin)
-	_, tail, closed := strings.Cut(rest, end)
-	if !found || !closed {
-		t.Fatalf("%s has no table between %q and %q", file, begin, end)
-	}
+	head := goldentest.Section(t, file, [2]string{begin, end}, parameterTable(), *rewrite)
 	for a := range engine.Algorithms() {
 		if !strings.Contains(head, "\n| `"+a.String()+"` ") {
 			t.Errorf("%s has no row for %s", file, a)
 		}
-	}
-	want := head + begin + parameterTable() + end + tail
-	if *rewrite {
-		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if d := cmp.Diff(want, string(raw)); d != "" {
-		t.Errorf("run make docs; %s (-want +got):\n%s", file, d)
 	}
 }
 
@@ -206,7 +190,7 @@ func parameterTable() string {
 	return b.String() + "\n"
 }
 
-// A default that people read as a value is the value of a limit without the key.
+// TestDefaults checks that a documented default value is the value of a limit without the key.
 func TestDefaults(t *testing.T) {
 	for p := range engine.Parameters() {
 		for _, a := range p.Takers() {

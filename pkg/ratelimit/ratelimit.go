@@ -19,24 +19,25 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Limiter decides by rules. It is safe for concurrent use. To change rules, make another Limiter with the same backend: counters stay.
+// Limiter decides requests by rules. It is safe for concurrent use. To change the rules, create another Limiter with the same backend,
+// which keeps the counters.
 type Limiter struct {
 	set     *descriptors.Set
 	backend backend.Backend
 	local   backend.Backend // for rules with `on_failure: local`
 }
 
-// Result is the answer to one call.
+// Result is the decision on one call.
 type Result struct {
 	OK         bool          // the limit admits the hits, or there is none, or the rule is in shadow mode
 	Rule       string        // path of the rule, such as shop.user; empty without a limit
-	Remaining  uint64        // hits left afterwards
+	Remaining  uint64        // until the counter is as if unused
 	ResetAfter time.Duration // until nothing is spent any more
-	RetryAfter time.Duration // until the same hits pass; 0 if OK
-	Wait       time.Duration // until the turn of hits that leaky_bucket has queued
+	RetryAfter time.Duration // until the same hits would be admitted; 0 if OK
+	Wait       time.Duration // until the turn of hits queued by leaky_bucket
 }
 
-// New returns a limiter with the rules of a YAML document. The backend stays the caller's, who closes it after the last call.
+// New returns a limiter with the rules of a YAML document. The caller owns the backend and closes it after the last call.
 func New(rules []byte, b backend.Backend) (*Limiter, error) {
 	return load(descriptors.Source{Name: "rules", Data: rules}, b)
 }
@@ -58,15 +59,16 @@ func load(s descriptors.Source, b backend.Backend) (*Limiter, error) {
 	return &Limiter{set: set, backend: b, local: memory.New(memory.Config{})}, nil
 }
 
-// Allow reports whether a hit of a descriptor, given as keys and values in turn, is within its limit, and spends it if so. It is
-// true if no rule matches. An error says that the backend failed; the result is then what the rule's on_failure decides, false by
+// Allow consumes one hit of a descriptor, given as alternating keys and values, and reports whether the limit admits it. It returns true
+// if no rule matches. An error means that the backend failed; the rule's on_failure then determines the result, which is false by
 // default.
 func (l *Limiter) Allow(ctx context.Context, domain string, kv ...string) (bool, error) {
 	r, err := l.Take(ctx, 1, domain, kv...)
 	return r.OK, err
 }
 
-// Take is [Limiter.Allow] for any number of hits, all or none, with the details. 0 hits check without consuming.
+// Take is [Limiter.Allow] for any number of hits, which are admitted together or not at all. It returns the details. 0 hits check without
+// consuming.
 func (l *Limiter) Take(ctx context.Context, hits uint64, domain string, kv ...string) (Result, error) {
 	return l.apply(ctx, backend.Take, hits, domain, kv)
 }

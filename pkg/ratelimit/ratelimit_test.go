@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/ratelimit"
 )
 
-// limited makes a limiter with the rules of config/example, and a clock that stands still.
+// limited returns a limiter with the rules of config/example and a clock that stands still.
 func limited(t *testing.T) *ratelimit.Limiter {
 	t.Helper()
 	b := memory.New(memory.Config{Now: func() engine.Micros { return 1_750_000_000_000_000 }})
@@ -25,7 +25,7 @@ func limited(t *testing.T) *ratelimit.Limiter {
 	return l
 }
 
-// TestRules: each kind of rule decides as a server does.
+// TestRules tests that each kind of rule decides as a server does.
 func TestRules(t *testing.T) {
 	t.Parallel()
 	const yes, no = true, false
@@ -55,7 +55,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestResult: the details of an admission, of a rejection and of a queue, and what a refund frees.
+// TestResult tests the details of an admission, of a rejection and of a queue, and the effect of a refund.
 func TestResult(t *testing.T) {
 	t.Parallel()
 	l, ctx := limited(t), t.Context()
@@ -87,7 +87,7 @@ func TestResult(t *testing.T) {
 	}
 }
 
-// failing is a backend that is down.
+// failing is a backend that always fails.
 type failing struct{ backend.Backend }
 
 func (failing) Apply(_ context.Context, ops []backend.Op) {
@@ -98,7 +98,7 @@ func (failing) Apply(_ context.Context, ops []backend.Op) {
 
 var errDown = errors.New("down")
 
-// TestFallback: on_failure decides while the backend fails, and the caller learns of the failure.
+// TestFallback tests that on_failure decides while the backend fails, and that the caller gets the error.
 func TestFallback(t *testing.T) {
 	t.Parallel()
 	var rules strings.Builder
@@ -119,7 +119,7 @@ func TestFallback(t *testing.T) {
 	}
 }
 
-// TestHolder: a holder has its slots once, and releases only its own.
+// TestHolder tests that a holder has its slots once, and releases only its own.
 func TestHolder(t *testing.T) {
 	t.Parallel()
 	rules := `
@@ -148,7 +148,7 @@ descriptors:
 	allow("b", true)
 }
 
-// TestInvalid: errors name the source, the line, and what would be right.
+// TestInvalid tests that errors name the source, the line and the accepted values.
 func TestInvalid(t *testing.T) {
 	t.Parallel()
 	if _, err := ratelimit.New([]byte("domain: shop\ndescriptors: [{value: ann}]\n"), failing{}); err == nil || !strings.Contains(err.Error(), "rules:2:") {

@@ -121,11 +121,11 @@ func (c config) startMany(ctx context.Context, s *servers, r row) (p *process, n
 
 // look takes down what memory a server with so many counters uses, and how long its garbage collections stopped it.
 func (s *state) look(ctx context.Context, p *process, counters int) error {
-	metrics, err := get(ctx, p.debug, "/metrics")
+	metrics, err := proc.Get(ctx, "http://"+p.debug+"/metrics")
 	if err != nil {
 		return err
 	}
-	if want := fmt.Sprintf("\nratelimitd_memory_keys %g\n", float64(counters)); !strings.Contains(string(metrics), want) {
+	if proc.Series(metrics)["ratelimitd_memory_keys"] != float64(counters) {
 		return fmt.Errorf("it does not have %d counters", counters)
 	}
 	resident, err := p.Memory("VmHWM")
@@ -133,13 +133,13 @@ func (s *state) look(ctx context.Context, p *process, counters int) error {
 		return err
 	}
 	s.Resident = float64(resident)
-	var heap []byte
+	var heap string
 	for range 2 { // what pools hold lives through one collection
-		if heap, err = get(ctx, p.debug, "/debug/pprof/heap?gc=1&debug=1"); err != nil {
+		if heap, err = proc.Get(ctx, "http://"+p.debug+"/debug/pprof/heap?gc=1&debug=1"); err != nil {
 			return err
 		}
 	}
-	return s.read(string(heap))
+	return s.read(heap)
 }
 
 // read takes from a heap profile in text what Go says of memory below it.

@@ -44,24 +44,12 @@ func (s *servers) startRedis(ctx context.Context) (*process, error) {
 // startServer starts ratelimitd, or a server that takes the same variables, with the rules in a directory and additional
 // variables.
 func (s *servers) startServer(ctx context.Context, program, rules string, env ...string) (*process, error) {
-	env = append(append(os.Environ(),
-		"USE_STATSD=false", "DRAIN_DELAY=0s",
-		"RUNTIME_ROOT="+rules, "RUNTIME_SUBDIRECTORY=", "RUNTIME_WATCH_ROOT=false",
-		"HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1",
-	), env...)
-	addrs := map[string]string{}
-	for _, name := range []string{"PORT", "GRPC_PORT", "DEBUG_PORT"} {
-		addr, port, err := s.freeAddr(ctx)
-		if err != nil {
-			return nil, err
-		}
-		addrs[name] = addr
-		env = append(env, name+"="+port)
+	p := &process{Server: &proc.Server{Program: program, Processors: s.processors, Stderr: s.stderr}}
+	at, err := p.Serves(ctx, &s.ports, rules, env...)
+	if err != nil {
+		return nil, err
 	}
-	p := &process{addr: addrs["GRPC_PORT"], debug: addrs["DEBUG_PORT"]}
-	p.Server = &proc.Server{
-		Program: program, Env: env, Processors: s.processors, Stderr: s.stderr, Ready: proc.Answers("http://" + addrs["PORT"] + "/healthcheck"),
-	}
+	p.addr, p.debug = at.GRPC, at.Debug
 	return p, p.Start(ctx)
 }
 

@@ -4,13 +4,12 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/google/pprof/profile"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
 // profiled says where the processor time of a server goes.
@@ -60,30 +59,11 @@ func (c config) look(ctx context.Context, s *servers, r row) (*profiled, error) 
 
 // fetchProfile takes a profile of a server.
 func fetchProfile(ctx context.Context, addr string) (*profile.Profile, error) {
-	text, err := get(ctx, addr, fmt.Sprintf("/debug/pprof/profile?seconds=%.0f", profileTime.Seconds()))
+	text, err := proc.Get(ctx, fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%.0f", addr, profileTime.Seconds()))
 	if err != nil {
 		return nil, err
 	}
-	return profile.ParseData(text)
-}
-
-// get returns what a server says on its debug listener.
-func get(ctx context.Context, addr, path string) ([]byte, error) {
-	url := "http://" + addr + path
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	text, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s: %.200s", url, resp.Status, text)
-	}
-	return text, err
+	return profile.ParseData([]byte(text))
 }
 
 // digest sums a profile up.

@@ -16,8 +16,14 @@ import (
 // correctness returns the checks of group A.
 func correctness() []check {
 	return []check{
-		{"A1", "random sequences: the memory against the engine and its slow twin", "10,000 sequences × 100 operations, 0 differences", false, modelMemory},
-		{"A2", "random sequences: the scripts, in a real Redis, against the same", "500 × 100 × 4 and more, 0 differences", false, modelScripts},
+		{
+			"A1", "random sequences: the memory against the engine and its slow twin", "10,000 sequences × 100 operations, 0 differences", false,
+			random("./pkg/backend/memory", "^TestBackend$/^Random$", 1250),
+		},
+		{
+			"A2", "random sequences: the scripts, in a real Redis, against the same", "500 × 100 × 4 and more, 0 differences", false,
+			random("./pkg/backend/redis", "^TestScripts$/^Random$", 500),
+		},
 		{
 			"A3", "bounds of windows: 64 callers, 200 keys, in bursts at the edges of windows",
 			"1,000,000 hits, 0 above the bounds; compliant clients rejected 0", true, windowBounds,
@@ -39,18 +45,24 @@ func correctness() []check {
 // patient is for checks of what is counted, on machines that have other things to do as well.
 const patient = "REDIS_OP_TIMEOUT=10s"
 
+// limited returns rules with a limit for the key k of the domain d. Another server does not see the lines of own.
+func limited(n int, unit string, own ...string) string {
+	const indent = "\n      "
+	rules := fmt.Sprintf("domain: d\ndescriptors:\n  - key: k\n    rate_limit:"+indent+"unit: %s"+indent+"requests_per_unit: %d", unit, n)
+	if len(own) > 0 {
+		rules += indent + strings.Join(own, " #+"+indent) + " #+"
+	}
+	return rules + "\n"
+}
+
 // party is callers of servers, one connection each.
 type party []rlsv3.RateLimitServiceClient
 
-func callers(n int, servers ...*server) (all party, err error) {
+func callers(n int, servers ...*server) (all party) {
 	for i := range n {
-		c, err := servers[i%len(servers)].rls()
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, c)
+		all = append(all, servers[i%len(servers)].rls())
 	}
-	return all, nil
+	return all
 }
 
 // tally is what callers were answered.
@@ -97,20 +109,11 @@ func (t *tally) add(answer *rlsv3.RateLimitResponse, err error) {
 // returnedHits is the series of the leased hits that were refunded.
 const returnedHits = "ratelimitd_near_cache_returned_total"
 
-func ladder(ctx context.Context, e *env) error {
+func ladder(ctx context.Context, e *env) {
 	const limit, hits, runs = 1000, 20_000, 3
-	r, err := e.redis(ctx)
-	if err != nil {
-		return err
-	}
-	s, err := e.startServer(ctx, fmt.Sprintf("domain: d\ndescriptors:\n  - key: k\n    rate_limit: {unit: year, requests_per_unit: %d}\n", limit), "REDIS_URL="+r.addr, patient)
-	if err != nil {
-		return err
-	}
-	all, err := callers(32, s)
-	if err != nil {
-		return err
-	}
+	r := e.redis(ctx)
+	s := e.startServer(ctx, limited(limit, "year"), "REDIS_URL="+r.addr, patient)
+	all := callers(32, s)
 	for run := range runs {
 		returned := s.metric(ctx, returnedHits)
 		t := all.spend(ctx, "d", fmt.Sprintf("k=%d", run), hits)
@@ -120,33 +123,18 @@ func ladder(ctx context.Context, e *env) error {
 		for i, left := range t.left {
 			once = once && left == uint32(i)
 		}
-		e.note("run %d: %d OK, %d over, %d failed (%v), %g leased hits went back, left %v", run, len(t.left), t.over, t.failed, t.first, returned, t.left[:min(20, len(t.left))])
+		e.note("run %d: %d OK, %d over, %d failed (%v), %g leased hits went back, left %v", run, len(t.left), t.over, t.failed, t.first, returned,
+			t.left[:min(20, len(t.left))])
 		e.measured(len(t.left) == limit && t.failed == 0, "%d OK of %d, %d failed", len(t.left), hits, t.failed)
 		// A lease that a stall has outlived goes back, and its numbers may be told again in place of others.
 		e.measured(once || returned > 0, "each number once: %s", yes(once))
 	}
-	return nil
 }
 
-func threeServers(ctx context.Context, e *env) error {
+func threeServers(ctx context.Context, e *env) {
 	const limit, hits, runs = 1000, 3000, 5
-	r, err := e.redis(ctx)
-	if err != nil {
-		return err
-	}
-	rules := fmt.Sprintf("domain: d\ndescriptors:\n  - key: k\n    rate_limit:\n      unit: year\n      requests_per_unit: %d\n      lease: off #+\n", limit)
-	var three []*server
-	for range 3 {
-		s, err := e.startServer(ctx, rules, "REDIS_URL="+r.addr, patient)
-		if err != nil {
-			return err
-		}
-		three = append(three, s)
-	}
-	all, err := callers(24, three...)
-	if err != nil {
-		return err
-	}
+	r := e.redis(ctx)
+	all := callers(24, e.startServers(ctx, 3, limited(limit, "year", "lease: off"), "REDIS_URL="+r.addr, patient)...)
 	var admitted []string
 	good := true
 	for run := range runs {
@@ -156,7 +144,6 @@ func threeServers(ctx context.Context, e *env) error {
 		e.note("run %d: %d OK, %d over, %d failed (%v)", run, len(t.left), t.over, t.failed, t.first)
 	}
 	e.measured(good, "OK %s of %d hits each, limit %d", strings.Join(admitted, ", "), hits, limit)
-	return nil
 }
 
 // costs are the hits of a request, of a limit.
@@ -191,27 +178,18 @@ func edgesOf(algorithms []string) (all []edge, rules string) {
 // edgy is what came of the edges.
 type edgy struct{ tried, errors, wrong, panics int }
 
-func edges(ctx context.Context, e *env) error {
+func edges(ctx context.Context, e *env) {
 	algorithms := []string{"fixed_window", "sliding_window", "token_bucket", "leaky_bucket"}
 	stores := []string{"memory", "redis"}
 	if e.other {
 		algorithms, stores = algorithms[:1], stores[1:]
 	}
 	all, rules := edgesOf(algorithms)
-	r, err := e.redis(ctx)
-	if err != nil {
-		return err
-	}
+	r := e.redis(ctx)
 	var n edgy
 	for _, store := range stores {
-		s, err := e.startServer(ctx, rules, "REDIS_URL="+r.addr, "BACKEND_TYPE="+store, patient)
-		if err != nil {
-			return err
-		}
-		c, err := s.rls()
-		if err != nil {
-			return err
-		}
+		s := e.startServer(ctx, rules, "REDIS_URL="+r.addr, "BACKEND_TYPE="+store, patient)
+		c := s.rls()
 		for _, x := range all {
 			n.try(ctx, e, c, x, store)
 		}
@@ -221,7 +199,6 @@ func edges(ctx context.Context, e *env) error {
 		n.panics += boolInt(s.Died())
 	}
 	e.measured(n.errors == 0 && n.wrong == 0 && n.panics == 0, "%d combinations: %d panics, %d gRPC errors, %d wrong verdicts", n.tried, n.panics, n.errors, n.wrong)
-	return nil
 }
 
 // try calls with each cost, for a counter of its own.

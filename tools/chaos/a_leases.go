@@ -34,45 +34,26 @@ type heist struct {
 }
 
 // leases is A7: three servers, and beside them models on virtual time.
-func leases(ctx context.Context, e *env) error {
-	var wg sync.WaitGroup
-	wg.Go(func() { leaseModels(ctx, e) })
-	defer wg.Wait()
-	return heists(ctx, e)
+func leases(ctx context.Context, e *env) {
+	e.together(func() { leaseModels(ctx, e) }, func() { heists(ctx, e) })
 }
 
-func heists(ctx context.Context, e *env) error {
-	r, err := e.redis(ctx)
-	if err != nil {
-		return err
-	}
-	rules := fmt.Sprintf("domain: d\ndescriptors:\n  - {key: k, rate_limit: {unit: year, requests_per_unit: %d}}\n", leaseLimit)
+func heists(ctx context.Context, e *env) {
+	r := e.redis(ctx)
 	var three []*lessee
 	for range 3 {
-		w, err := e.wire(ctx, r.addr)
-		if err != nil {
-			return err
-		}
-		s, err := e.startServer(ctx, rules, "REDIS_URL="+w.addr)
-		if err != nil {
-			return err
-		}
-		c, err := s.rls()
-		if err != nil {
-			return err
-		}
-		three = append(three, &lessee{server: s, wire: w, c: c})
+		w := e.wire(ctx, r.addr)
+		s := e.startServer(ctx, limited(leaseLimit, "year"), "REDIS_URL="+w.addr)
+		three = append(three, &lessee{server: s, wire: w, c: s.rls()})
 	}
 	for _, fault := range []struct {
 		name string
-		do   func(context.Context, *env, *lessee) error
+		do   func(context.Context, *lessee)
 	}{{"kill -9", killed}, {"SIGSTOP", stopped}, {"lost reply", unheard}} {
 		good, short, over := 0, 0, 0
 		for round := range leaseRounds {
 			h := &heist{key: fmt.Sprintf("k=%s%d", fault.name, round)}
-			if err := h.play(ctx, e, three, fault.do); err != nil {
-				return fmt.Errorf("%s: %w", fault.name, err)
-			}
+			h.play(ctx, three, func() { fault.do(ctx, three[e.rand.IntN(len(three))]) })
 			// A server has at most two grants, and one on its way.
 			outstanding := len(three)*3*leaseGrant + h.unanswered
 			left := leaseLimit - h.admitted
@@ -89,11 +70,10 @@ func heists(ctx context.Context, e *env) error {
 		spent += max(l.metric(ctx, "ratelimitd_near_cache_spent_total"), 0)
 	}
 	e.measured(spent > leaseLimit, "%.0f hits came from leases", spent)
-	return nil
 }
 
 // play has callers of all servers take until they are rejected, and has the fault happen when a third is gone.
-func (h *heist) play(ctx context.Context, e *env, three []*lessee, fault func(context.Context, *env, *lessee) error) error {
+func (h *heist) play(ctx context.Context, three []*lessee, fault func()) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	const each = 6
@@ -108,9 +88,8 @@ func (h *heist) play(ctx context.Context, e *env, three []*lessee, fault func(co
 		defer h.mu.Unlock()
 		return h.admitted > leaseLimit/3
 	})
-	err := fault(ctx, e, three[e.rand.IntN(len(three))])
+	fault()
 	wg.Wait()
-	return err
 }
 
 // take takes until it is rejected a few times in a row.
@@ -138,30 +117,21 @@ func (h *heist) take(ctx context.Context, l *lessee) {
 }
 
 // killed kills a server, and starts another one in its place.
-func killed(ctx context.Context, _ *env, l *lessee) error {
+func killed(ctx context.Context, l *lessee) {
 	l.Kill()
-	return l.Start(ctx)
+	l.e.must(l.Start(ctx))
 }
 
 // stopped suspends a server until what it has leased is over.
-func stopped(ctx context.Context, _ *env, l *lessee) error {
-	if err := l.Pause(); err != nil {
-		return err
-	}
-	err := sleep(ctx, leaseTTL+200*time.Millisecond)
-	if again := l.Resume(); err == nil {
-		err = again
-	}
-	return err
+func stopped(ctx context.Context, l *lessee) {
+	l.e.must(l.Pause())
+	l.e.sleep(ctx, leaseTTL+200*time.Millisecond)
+	l.e.must(l.Resume())
 }
 
 // unheard cuts a server's connections to Redis in the middle of replies.
-func unheard(ctx context.Context, e *env, l *lessee) error {
-	if err := l.wire.poison("limit_data", map[string]any{"bytes": e.rand.IntN(400)}); err != nil {
-		return err
-	}
-	if err := sleep(ctx, 50*time.Millisecond); err != nil {
-		return err
-	}
-	return l.wire.cure(ctx, "limit_data")
+func unheard(ctx context.Context, l *lessee) {
+	l.wire.poison("limit_data", map[string]any{"bytes": l.e.rand.IntN(400)})
+	l.e.sleep(ctx, 50*time.Millisecond)
+	l.wire.cure(ctx, "limit_data")
 }

@@ -39,25 +39,10 @@ func counterModel() porcupine.Model {
 	}
 }
 
-func linearizable(ctx context.Context, e *env) error {
+func linearizable(ctx context.Context, e *env) {
 	const keys, workers, operations = 50, 8, 20_000
-	r, err := e.redis(ctx)
-	if err != nil {
-		return err
-	}
-	rules := fmt.Sprintf("domain: d\ndescriptors:\n  - {key: k, rate_limit: {unit: year, requests_per_unit: %d, lease: off}}\n", linearLimit)
-	var three []*server
-	for range 3 {
-		s, err := e.startServer(ctx, rules, "REDIS_URL="+r.addr, patient)
-		if err != nil {
-			return err
-		}
-		three = append(three, s)
-	}
-	all, err := callers(workers, three...)
-	if err != nil {
-		return err
-	}
+	r := e.redis(ctx)
+	all := callers(workers, e.startServers(ctx, 3, limited(linearLimit, "year", "lease: off"), "REDIS_URL="+r.addr, patient)...)
 	histories := make([][]porcupine.Operation, keys)
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -82,9 +67,7 @@ func linearizable(ctx context.Context, e *env) error {
 		})
 	}
 	wg.Wait()
-	if err := ctx.Err(); err != nil {
-		return err
-	}
+	e.must(ctx.Err())
 	violations, unfinished := 0, 0
 	for k, h := range histories {
 		switch result := porcupine.CheckOperationsTimeout(counterModel(), h, 10*time.Second); result {
@@ -99,7 +82,6 @@ func linearizable(ctx context.Context, e *env) error {
 	share := 100 * float64(unknown) / operations
 	e.measured(share >= 2, "%d operations, %d (%.1f %%) without an answer", operations, unknown, share)
 	e.measured(violations == 0 && unfinished == 0, "%d keys: %d violations, %d checks without a result", keys, violations, unfinished)
-	return nil
 }
 
 // operate makes a call, which in one of 20 cases it leaves.

@@ -43,27 +43,15 @@ func sum(out, pattern string) (n int) {
 // rapidSeed makes the tests that draw by rapid follow from the seed of the check.
 func (e *env) rapidSeed() string { return fmt.Sprintf("-rapid.seed=%d", 1+e.rand.Uint64()>>1) }
 
-// compared counts what sequences have compared.
-func compared(out string) (sequences, operations, twinned int) {
-	return sum(out, `(\d+) sequences, `), sum(out, `, (\d+) operations compared`), sum(out, `engine, (\d+) of them with the twin`)
-}
-
-func modelMemory(ctx context.Context, e *env) error {
-	const want, kinds = 10_000, 8 // six algorithms, lists, penalties
-	out, err := e.goTest(ctx, "./pkg/backend/memory", "^TestBackend$/^Random$", fmt.Sprintf("-rapid.checks=%d", want/kinds), e.rapidSeed())
-	sequences, operations, twinned := compared(out)
-	e.measured(err == nil && sequences >= want && operations >= 100*want,
-		"%d sequences, %d operations compared with the engine, %d with the twin%s", sequences, operations, twinned, different(err))
-	return nil
-}
-
-func modelScripts(ctx context.Context, e *env) error {
-	const each, kinds = 500, 8
-	out, err := e.goTest(ctx, "./pkg/backend/redis", "^TestScripts$/^Random$", fmt.Sprintf("-rapid.checks=%d", each), e.rapidSeed())
-	sequences, operations, twinned := compared(out)
-	e.measured(err == nil && sequences >= kinds*each && operations >= 100*kinds*each,
-		"%d sequences, %d operations compared with the engine, %d with the twin%s", sequences, operations, twinned, different(err))
-	return nil
+// random plays so many random sequences of each kind: six algorithms, lists, penalties. They are compared with the engine and its slow twin.
+func random(pkg, names string, each int) func(context.Context, *env) {
+	return func(ctx context.Context, e *env) {
+		least := 8 * each
+		out, err := e.goTest(ctx, pkg, names, fmt.Sprintf("-rapid.checks=%d", each), e.rapidSeed())
+		sequences, operations := sum(out, `(\d+) sequences, `), sum(out, `, (\d+) operations compared`)
+		e.measured(err == nil && sequences >= least && operations >= 100*least, "%d sequences, %d operations compared with the engine, %d with the twin, the same: %s",
+			sequences, operations, sum(out, `engine, (\d+) of them with the twin`), yes(err == nil))
+	}
 }
 
 // leaseModels visits every short history of leases, and plays random long ones.
@@ -76,12 +64,4 @@ func leaseModels(ctx context.Context, e *env) {
 	out, err = e.goTest(ctx, "./pkg/backend/nearcache", "^TestLeaseBound$", fmt.Sprintf("-rapid.checks=%d", games), e.rapidSeed())
 	played := sum(out, `OK, passed (\d+) tests`)
 	e.measured(err == nil && played >= games*algorithms, "property: %d histories, %d hits admitted", played, sum(out, `% of (\d+) admitted`))
-}
-
-// different says whether there was a difference.
-func different(err error) string {
-	if err != nil {
-		return ", and they differ"
-	}
-	return ", 0 differences"
 }

@@ -13,28 +13,16 @@ import (
 )
 
 // redisAccess is B16.
-func redisAccess(ctx context.Context, e *env) error {
+func redisAccess(ctx context.Context, e *env) {
 	good, all := 0, 0
-	r, err := e.redis(ctx, user("app on >right ~* &* +@all", "narrow on >right ~* &* +@all -eval -evalsha")...)
-	if err != nil {
-		return err
-	}
-	if err := r.Do(ctx, "CONFIG", "SET", "requirepass", "default-secret").Err(); err != nil {
-		return err
-	}
+	r := e.redis(ctx, user("app on >right ~* &* +@all", "narrow on >right ~* &* +@all -eval -evalsha")...)
+	e.must(r.Do(ctx, "CONFIG", "SET", "requirepass", "default-secret").Err())
 	for name, auth := range map[string]string{"no password": "", "wrong password": "app:planted-wrong", "NOPERM": "narrow:right"} {
 		all++
-		ok, err := e.deniedByRedis(ctx, name, "noauth", "REDIS_URL="+r.addr, "REDIS_AUTH="+auth)
-		if err != nil {
-			return err
-		}
-		good += boolInt(ok)
+		good += boolInt(e.deniedByRedis(ctx, name, "noauth", "REDIS_URL="+r.addr, "REDIS_AUTH="+auth))
 	}
 	ca, other := newAuthority("Redis"), newAuthority("another")
-	trusted, err := e.writeFile("redis-ca.pem", ca.PEM)
-	if err != nil {
-		return err
-	}
+	trusted := e.writeFile("redis-ca.pem", ca.PEM)
 	for _, c := range []struct {
 		name, says string
 		ca         authority
@@ -45,32 +33,19 @@ func redisAccess(ctx context.Context, e *env) error {
 		{"expired", "expired", ca, x509.Certificate{NotAfter: time.Now().Add(-time.Minute)}},
 		{"", "", ca, x509.Certificate{}}, // a good one
 	} {
-		addr, err := e.secureRedis(ctx, c.ca, c.template)
-		if err != nil {
-			return err
-		}
+		addr := e.secureRedis(ctx, c.ca, c.template)
 		vars := []string{"REDIS_URL=" + addr, "REDIS_TLS=true", "REDIS_TLS_CACERT=" + trusted}
 		if c.name == "" {
-			if _, err := e.startServer(ctx, endless, vars...); err != nil {
-				return fmt.Errorf("a good certificate: %w", err)
-			}
+			e.startServer(ctx, endless, vars...)
 			continue
 		}
 		all++
-		ok, err := e.deniedByRedis(ctx, "TLS "+c.name, c.says, vars...)
-		if err != nil {
-			return err
-		}
-		good += boolInt(ok)
+		good += boolInt(e.deniedByRedis(ctx, "TLS "+c.name, c.says, vars...))
 	}
-	calls, failures, err := rotatePassword(ctx, e)
-	if err != nil {
-		return err
-	}
+	calls, failures := rotatePassword(ctx, e)
 	all, good = all+1, good+boolInt(failures == 0)
 	e.measured(good == all, "%d of %d", good, all)
 	e.measured(failures == 0, "rotation: %d of %d calls failed", failures, calls)
-	return nil
 }
 
 // user returns options that make users of Redis.
@@ -83,103 +58,64 @@ func user(all ...string) (options []string) {
 
 // deniedByRedis starts a server that Redis does not accept, and reports whether it says why, in the words of says, does
 // not decide, and keeps the secret.
-func (e *env) deniedByRedis(ctx context.Context, name, says string, vars ...string) (bool, error) {
-	s, err := e.server(ctx, endless, append(vars, "LOG_LEVEL=trace")...)
-	if err != nil {
-		return false, err
-	}
-	s.Ready = proc.Listens(s.http)
-	if err := s.Start(ctx); err != nil {
-		return false, err
-	}
+func (e *env) deniedByRedis(ctx context.Context, name, says string, vars ...string) bool {
+	s := e.server(ctx, endless, append(vars, "LOG_LEVEL=trace")...)
+	s.Ready = proc.Listens(s.HTTP)
+	e.must(s.Start(ctx))
 	defer s.Kill()
-	c, err := s.rls()
-	if err != nil {
-		return false, err
-	}
+	c := s.rls()
 	page := ""
 	_, named := poll(ctx, patience, func() bool {
-		page, _ = body(ctx, "http://"+s.http+"/readyz")
+		page, _ = proc.Get(ctx, "http://"+s.HTTP+"/readyz")
 		return strings.Contains(page, says)
 	})
-	_, err = c.ShouldRateLimit(ctx, ask("shop", "user=a"))
+	_, err := c.ShouldRateLimit(ctx, ask("shop", "user=a"))
 	log, err2 := os.ReadFile(s.log)
+	e.must(err2)
 	secret := strings.Contains(page+fmt.Sprint(err)+string(log), "planted")
 	ok := named && err != nil && !secret
 	e.note("%s: /readyz %q, a call: %v", name, page, err)
 	if !ok {
 		e.measured(false, "%s: named %t, secret shown %t, error %v", name, named, secret, err)
 	}
-	return ok, err2
+	return ok
 }
 
 // secureRedis starts a Redis that speaks TLS alone, with a certificate, and returns its address.
-func (e *env) secureRedis(ctx context.Context, ca authority, template x509.Certificate) (string, error) {
-	port, err := e.ports.Free(ctx)
-	if err != nil {
-		return "", err
-	}
+func (e *env) secureRedis(ctx context.Context, ca authority, template x509.Certificate) string {
+	port := e.port(ctx)
 	pair := ca.issue(template)
-	cert, err := e.writeFile("redis"+port+".pem", pair.Cert)
-	if err != nil {
-		return "", err
-	}
-	key, err := e.writeFile("redis"+port+"-key.pem", pair.Key)
-	if err != nil {
-		return "", err
-	}
-	p, err := e.process("redis", e.config.redis, "--bind", "127.0.0.1", "--port", "0", "--tls-port", port, "--save", "", "--dir", e.dir,
+	cert := e.writeFile("redis"+port+".pem", pair.Cert)
+	key := e.writeFile("redis"+port+"-key.pem", pair.Key)
+	p := e.process("redis", e.config.redis, "--bind", "127.0.0.1", "--port", "0", "--tls-port", port, "--save", "", "--dir", e.dir,
 		"--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert, "--tls-auth-clients", "no")
-	if err != nil {
-		return "", err
-	}
 	p.Ready = proc.Listens("127.0.0.1:" + port)
-	return "127.0.0.1:" + port, p.Start(ctx)
+	e.must(p.Start(ctx))
+	return "127.0.0.1:" + port
 }
 
 // rotatePassword gives the user a second password, the server that one, and takes the first away, under load; then
 // connections are killed between calls, as many an operator does to be sure.
-func rotatePassword(ctx context.Context, e *env) (calls, failures int, err error) {
-	r, err := e.redis(ctx, user("app on >first ~* &* +@all")...)
-	if err != nil {
-		return 0, 0, err
-	}
-	file, err := e.writeFile("auth", []byte("app:first\n"))
-	if err != nil {
-		return 0, 0, err
-	}
-	s, err := e.startServer(ctx, endless, "REDIS_URL="+r.addr, "REDIS_AUTH_FILE="+file, patient)
-	if err != nil {
-		return 0, 0, err
-	}
-	c, err := s.rls()
-	if err != nil {
-		return 0, 0, err
-	}
-	l := load{addr: s.grpc, requests: values("user", 50), rate: 500, timeout: 10 * time.Second}.start(ctx)
-	for _, step := range []func() error{
-		func() error { return r.Do(ctx, "ACL", "SETUSER", "app", ">second").Err() },
-		func() error { _, err := e.writeFile("auth", []byte("app:second\n")); return err },
-		func() error { return r.Do(ctx, "ACL", "SETUSER", "app", "<first").Err() },
-		func() error { return nil },
+func rotatePassword(ctx context.Context, e *env) (calls, failures int) {
+	r := e.redis(ctx, user("app on >first ~* &* +@all")...)
+	file := e.writeFile("auth", []byte("app:first\n"))
+	s := e.startServer(ctx, endless, "REDIS_URL="+r.addr, "REDIS_AUTH_FILE="+file, patient)
+	c := s.rls()
+	l := load{addr: s.GRPC, requests: values("user", 50), rate: 500, timeout: 10 * time.Second}.start(ctx)
+	for _, step := range []func(){
+		func() { e.must(r.Do(ctx, "ACL", "SETUSER", "app", ">second").Err()) },
+		func() { e.writeFile("auth", []byte("app:second\n")) },
+		func() { e.must(r.Do(ctx, "ACL", "SETUSER", "app", "<first").Err()) },
+		func() {},
 	} {
-		if err == nil {
-			err = step()
-		}
-		if err == nil {
-			err = sleep(ctx, 700*time.Millisecond)
-		}
+		step()
+		e.sleep(ctx, 700*time.Millisecond)
 	}
 	all := l.stop()
-	if err != nil {
-		return 0, 0, err
-	}
 	e.note("rotation: %s", all)
 	calls, failures = len(all), len(all)-len(all.of(okay))
 	for range 20 {
-		if err := r.Do(ctx, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err(); err != nil {
-			return 0, 0, err
-		}
+		e.must(r.Do(ctx, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err())
 		for range 10 {
 			calls++
 			if _, err := c.ShouldRateLimit(ctx, ask("shop", "user=a")); err != nil {
@@ -188,5 +124,5 @@ func rotatePassword(ctx context.Context, e *env) (calls, failures int, err error
 			}
 		}
 	}
-	return calls, failures, nil
+	return calls, failures
 }

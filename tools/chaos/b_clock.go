@@ -56,48 +56,40 @@ func drain(ctx context.Context, c rlsv3.RateLimitServiceClient, key string, n in
 	return d
 }
 
+// drainAll calls n times for each key, at the same time.
+func drainAll(ctx context.Context, c rlsv3.RateLimitServiceClient, keys []string, n int, of quota) []drained {
+	all := make([]drained, len(keys))
+	var wg sync.WaitGroup
+	for i, key := range keys {
+		wg.Go(func() { all[i] = drain(ctx, c, key, n, of) })
+	}
+	wg.Wait()
+	return all
+}
+
 const clockSteps = 1000 // of either clock
 
 // clocksAndMemory is B17.
-func clocksAndMemory(ctx context.Context, e *env) error {
-	if err := emptyRestart(ctx, e); err != nil {
-		return err
-	}
-	if err := clockOfServer(ctx, e); err != nil {
-		return err
-	}
-	return clockOfRedis(ctx, e)
+func clocksAndMemory(ctx context.Context, e *env) {
+	emptyRestart(ctx, e)
+	clockOfServer(ctx, e)
+	clockOfRedis(ctx, e)
 }
 
 // emptyRestart kills Redis, which has nothing on disk.
-func emptyRestart(ctx context.Context, e *env) error {
+func emptyRestart(ctx context.Context, e *env) {
 	const limit = 50
-	r, err := e.redis(ctx)
-	if err != nil {
-		return err
-	}
+	r := e.redis(ctx)
 	rules, keys := clocked(limit, "year")
-	s, err := e.startServer(ctx, rules, "REDIS_URL="+r.addr)
-	if err != nil {
-		return err
-	}
-	c, err := s.rls()
-	if err != nil {
-		return err
-	}
+	s := e.startServer(ctx, rules, "REDIS_URL="+r.addr)
+	c := s.rls()
 	admitted := map[string]int{}
 	for round := range 2 {
 		if round > 0 {
 			r.Kill()
-			if err := r.Start(ctx); err != nil {
-				return err
-			}
-			if err := e.decides(ctx, c); err != nil {
-				return err
-			}
-			if err := sleep(ctx, 1100*time.Millisecond); err != nil { // a rejection is remembered for a second
-				return err
-			}
+			e.must(r.Start(ctx))
+			e.decides(ctx, c)
+			e.sleep(ctx, 1100*time.Millisecond) // a rejection is remembered for a second
 		}
 		for _, k := range keys {
 			d := drain(ctx, c, k, limit+10, quota{limit, 366 * 24 * time.Hour})
@@ -110,65 +102,36 @@ func emptyRestart(ctx context.Context, e *env) error {
 		extra, less = max(extra, admitted[k]-limit), max(less, 2*limit-admitted[k])
 	}
 	e.measured(extra <= limit+2 && less == 0, "Redis that returns empty admits %d more of %d (a leaky bucket leaks one)", extra, limit)
-	return nil
 }
 
 // decides waits until calls are decided.
-func (e *env) decides(ctx context.Context, c rlsv3.RateLimitServiceClient) error {
-	var last error
-	_, ok := poll(ctx, patience, func() bool {
+func (e *env) decides(ctx context.Context, c rlsv3.RateLimitServiceClient) {
+	e.await(ctx, "a decision", func() bool {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
-		_, last = c.ShouldRateLimit(ctx, ask("shop", "leaky_bucket=other"))
-		return last == nil
+		_, err := c.ShouldRateLimit(ctx, ask("shop", "leaky_bucket=other"))
+		return err == nil
 	})
-	if !ok {
-		return fmt.Errorf("nothing is decided: %w", last)
-	}
-	return nil
 }
 
 // clockOfServer sets the clock of the server, by which nothing is decided.
-func clockOfServer(ctx context.Context, e *env) error {
+func clockOfServer(ctx context.Context, e *env) {
 	const limit = 300
-	r, err := e.redis(ctx)
-	if err != nil {
-		return err
-	}
+	r := e.redis(ctx)
 	rules, keys := clocked(limit, "year")
-	s, err := e.startServer(ctx, rules, "REDIS_URL="+r.addr)
-	if err != nil {
-		return err
-	}
-	c, err := s.rls()
-	if err != nil {
-		return err
-	}
-	k, err := s.clock(ctx)
-	if err != nil {
-		return fmt.Errorf("taking over the clock of the server: %w", err)
-	}
+	s := e.startServer(ctx, rules, "REDIS_URL="+r.addr)
+	c := s.rls()
+	k := s.clock(ctx)
 	admitted := make([]int, len(keys))
 	odd := ""
 	at := int64(0)
 	for range clockSteps {
 		at += jump(e)
-		if err := k.set(at); err != nil {
-			return err
-		}
-		var wg sync.WaitGroup
-		odds := make([]string, len(keys))
-		for i, key := range keys {
-			wg.Go(func() {
-				d := drain(ctx, c, key, 1, quota{limit, 366 * 24 * time.Hour})
-				admitted[i], odds[i] = admitted[i]+d.admitted, d.odd
-			})
-		}
-		wg.Wait()
-		for _, o := range odds {
-			if o != "" {
-				odd = o
-				e.note("the server's clock at %+d s: %s", at, o)
+		k.set(at)
+		for i, d := range drainAll(ctx, c, keys, 1, quota{limit, 366 * 24 * time.Hour}) {
+			if admitted[i] += d.admitted; d.odd != "" {
+				odd = d.odd
+				e.note("the server's clock at %+d s: %s", at, odd)
 			}
 		}
 	}
@@ -181,7 +144,6 @@ func clockOfServer(ctx context.Context, e *env) error {
 		}
 	}
 	e.measured(extra <= 1 && odd == "", "%d steps of the server's clock: %d extra%s", clockSteps, max(extra-1, 0), prefixed(odd)) // a leaky bucket leaks one
-	return nil
 }
 
 func prefixed(odd string) string {
@@ -197,48 +159,25 @@ func jump(e *env) int64 { return []int64{1, -1, 3600, -3600}[e.rand.IntN(4)] }
 // clockOfRedis sets the clock of Redis, by which everything is decided: what it admits after a jump ahead is what the
 // time would have brought, but not more than the limit; after a jump back it is nothing, and after an hour, which is the
 // window, no caller is rejected any more.
-func clockOfRedis(ctx context.Context, e *env) error {
+func clockOfRedis(ctx context.Context, e *env) {
 	const limit = 4
-	r, err := e.redis(ctx)
-	if err != nil {
-		return err
-	}
+	r := e.redis(ctx)
 	rules, keys := clocked(limit, "hour")
-	s, err := e.startServer(ctx, rules, "REDIS_URL="+r.addr, "NEAR_CACHE_KEYS=0") // which remembers by its own clock
-	if err != nil {
-		return err
-	}
-	c, err := s.rls()
-	if err != nil {
-		return err
-	}
-	k, err := r.clock(ctx)
-	if err != nil {
-		return fmt.Errorf("taking over the clock of Redis: %w", err)
-	}
+	s := e.startServer(ctx, rules, "REDIS_URL="+r.addr, "NEAR_CACHE_KEYS=0") // which remembers by its own clock
+	c := s.rls()
+	k := r.clock(ctx)
 	before := r.Time(ctx).Val()
-	if err := k.set(3600); err != nil {
-		return err
-	}
+	k.set(3600)
 	if d := r.Time(ctx).Val().Sub(before); d < 59*time.Minute {
-		return fmt.Errorf("the clock of Redis was set an hour ahead, and went by %v", d)
+		e.fail("the clock of Redis was set an hour ahead, and went by %v", d)
 	}
-	for _, key := range keys {
-		drain(ctx, c, key, limit+2, quota{limit, time.Hour})
-	}
+	drainAll(ctx, c, keys, limit+2, quota{limit, time.Hour})
 	t := redisTime{e: e, keys: keys, limit: limit, at: 3600, waited: make([]int64, len(keys))}
 	for step := range clockSteps {
 		by := jump(e)
 		t.at += by
-		if err := k.set(t.at); err != nil {
-			return err
-		}
-		all := make([]drained, len(keys))
-		var wg sync.WaitGroup
-		for i, key := range keys {
-			wg.Go(func() { all[i] = drain(ctx, c, key, limit+2, quota{limit, time.Hour}) })
-		}
-		wg.Wait()
+		k.set(t.at)
+		all := drainAll(ctx, c, keys, limit+2, quota{limit, time.Hour})
 		now := time.Now().Unix() + t.at
 		for i, d := range all {
 			t.judge(fmt.Sprintf("step %d, by %d s to %d", step, by, t.at), i, d, by, now)
@@ -246,12 +185,8 @@ func clockOfRedis(ctx context.Context, e *env) error {
 	}
 	e.measured(t.extra == 0, "%d steps of the clock of Redis: %d admitted too much", clockSteps, t.extra)
 	e.measured(t.stuck == 0 && t.odd == 0, "%d rejected for longer than their unit, %d odd answers", t.stuck, t.odd)
-	forever, n, err := r.withoutTTL(ctx)
-	if err != nil {
-		return err
-	}
+	forever, n := r.withoutTTL(ctx)
 	e.measured(forever == 0, "%d of %d keys without TTL", forever, n)
-	return nil
 }
 
 // redisTime is what came of steps of the clock of Redis.

@@ -3,14 +3,13 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -51,20 +50,13 @@ func storeErrors() []storeError {
 		{
 			name: "LOADING", class: "loading", options: []string{"--loading-process-events-interval-bytes", "1024", "--busy-reply-threshold", "10"},
 			cause: func(ctx context.Context, r *store) error {
-				if err := r.Do(ctx, "DEBUG", "POPULATE", "50000", "k", "64").Err(); err != nil {
-					return err
-				}
+				r.e.must(r.Do(ctx, "DEBUG", "POPULATE", "50000", "k", "64").Err())
 				go func() { _ = r.Do(ctx, "DEBUG", "RELOAD") }() // until the cure
 				return set(loadDelay, "500")(ctx, r)
 			},
 			cure: func(ctx context.Context, r *store) error {
-				if err := set(loadDelay, "0")(ctx, r); err != nil {
-					return err
-				}
-				_, ok := poll(ctx, patience, func() bool { return errors.Is(r.Get(ctx, "x").Err(), redis.Nil) })
-				if !ok {
-					return errors.New("loading does not end")
-				}
+				r.e.must(r.ConfigSet(ctx, loadDelay, "0").Err())
+				r.e.await(ctx, "the end of loading", func() bool { return errors.Is(r.Get(ctx, "x").Err(), redis.Nil) })
 				return nil
 			},
 		},
@@ -75,20 +67,12 @@ func storeErrors() []storeError {
 		{
 			name: "MISCONF", class: "readonly", options: []string{"--enable-protected-configs", "yes"},
 			cause: func(ctx context.Context, r *store) error {
-				dir, err := os.MkdirTemp("", "chaos")
-				if err == nil {
-					err = set("dir", dir)(ctx, r)
-				}
-				if err == nil {
-					err = os.Remove(dir)
-				}
-				if err == nil {
-					err = set("save", "1000 1000")(ctx, r)
-				}
-				if err == nil {
-					err = r.BgSave(ctx).Err()
-				}
-				return err
+				dir, err := os.MkdirTemp(r.e.dir, "")
+				r.e.must(err)
+				r.e.must(r.ConfigSet(ctx, "dir", dir).Err())
+				r.e.must(os.Remove(dir))
+				r.e.must(r.ConfigSet(ctx, "save", "1000 1000").Err())
+				return r.BgSave(ctx).Err()
 			},
 			cure: set("save", ""),
 		},
@@ -96,9 +80,7 @@ func storeErrors() []storeError {
 		{
 			name: "maxclients", class: "refused", says: "max number of clients",
 			cause: func(ctx context.Context, r *store) error {
-				if err := set("maxclients", "1")(ctx, r); err != nil {
-					return err
-				}
+				r.e.must(r.ConfigSet(ctx, "maxclients", "1").Err())
 				return r.Do(ctx, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err()
 			},
 			cure: set("maxclients", "10000"),
@@ -111,31 +93,20 @@ func storeErrors() []storeError {
 }
 
 // errorZoo is B15.
-func errorZoo(ctx context.Context, e *env) error {
-	good := 0
+func errorZoo(ctx context.Context, e *env) {
+	var good atomic.Int64
 	all := storeErrors()
 	for two := range slices.Chunk(all, 2) {
-		oks, errs := make([]bool, len(two)), make([]error, len(two))
-		var wg sync.WaitGroup
-		for i, z := range two {
-			wg.Go(func() { oks[i], errs[i] = z.play(ctx, e) })
+		var both []func()
+		for _, z := range two {
+			both = append(both, func() { good.Add(int64(boolInt(z.play(ctx, e)))) })
 		}
-		wg.Wait()
-		for i, z := range two {
-			if errs[i] != nil {
-				return fmt.Errorf("%s: %w", z.name, errs[i])
-			}
-			good += boolInt(oks[i])
-		}
+		e.together(both...)
 	}
-	failures, calls, err := flushScripts(ctx, e)
-	if err != nil {
-		return err
-	}
-	good += boolInt(failures == 0)
-	e.measured(good == len(all)+1, "%d of %d", good, len(all)+1)
+	failures, calls := flushScripts(ctx, e)
+	right, zoo := int(good.Load())+boolInt(failures == 0), len(all)+1
+	e.measured(right == zoo, "%d of %d", right, zoo)
 	e.measured(failures == 0, "NOSCRIPT: %d of %d calls failed", failures, calls)
-	return nil
 }
 
 // one leaves one connection to Redis, which holds it even where no other is let in.
@@ -145,61 +116,39 @@ func (r *store) one() {
 }
 
 // play has Redis answer with errors for a second, under a load whose fallback is to deny, and reports whether all was as it must be.
-func (z storeError) play(ctx context.Context, e *env) (bool, error) {
+func (z storeError) play(ctx context.Context, e *env) bool {
 	var r *store
 	url, vars := "", []string{"DEFAULT_ON_FAILURE=deny"}
 	if z.cluster {
-		c, err := e.cluster(ctx, 1, false)
-		if err != nil {
-			return false, err
-		}
+		c := e.cluster(ctx, 1, false)
 		r, url, vars = c.nodes[0], c.url, append(vars, "REDIS_TYPE=cluster", "REDIS_PIPELINE_WINDOW=150us")
 	} else {
-		var err error
-		if r, err = e.redis(ctx, z.options...); err != nil {
-			return false, err
-		}
+		r = e.redis(ctx, z.options...)
 		url = r.addr
 	}
 	r.one()
 	defer func() { r.Kill() }()
-	s, err := e.startServer(ctx, endless, append(vars, "REDIS_URL="+url)...)
-	if err != nil {
-		return false, err
-	}
+	s := e.startServer(ctx, endless, append(vars, "REDIS_URL="+url)...)
 	defer s.Kill()
-	l := load{addr: s.grpc, requests: values("user", 50), rate: 500, timeout: 100 * time.Millisecond}.start(ctx)
-	err = sleep(ctx, 200*time.Millisecond)
+	l := load{addr: s.GRPC, requests: values("user", 50), rate: 500, timeout: 100 * time.Millisecond}.start(ctx)
+	e.sleep(ctx, 200*time.Millisecond)
 	at := l.now()
-	if err == nil {
-		err = z.cause(ctx, r)
-	}
+	e.must(z.cause(ctx, r))
 	caused := l.now()
-	if err == nil {
-		err = sleep(ctx, 800*time.Millisecond)
-	}
-	metrics, err2 := s.metrics(ctx)
-	page, _ := body(ctx, "http://"+s.http+"/readyz")
+	e.sleep(ctx, 800*time.Millisecond)
+	metrics, err := s.metrics(ctx)
+	e.must(err)
+	page, _ := proc.Get(ctx, "http://"+s.HTTP+"/readyz")
 	ill := l.now()
-	if err == nil {
-		err = z.cure(ctx, r)
-	}
+	e.must(z.cure(ctx, r))
 	cured := l.now()
-	if err == nil {
-		err = sleep(ctx, 1200*time.Millisecond)
-	}
+	e.sleep(ctx, 1200*time.Millisecond)
 	answers := l.stop()
-	if err == nil {
-		err = err2
-	}
-	if err != nil {
-		return false, err
-	}
 	if !e.other && !strings.Contains(page, z.says) {
 		e.note("%s: /readyz says %q, and not %q", z.name, page, z.says)
 		metrics = nil
 	}
-	return z.judge(e, answers, metrics, [...]time.Duration{at, caused, ill, cured}), nil
+	return z.judge(e, answers, metrics, [...]time.Duration{at, caused, ill, cured})
 }
 
 // judge looks at what was answered before Redis failed, while it did, and after it had recovered.
@@ -231,31 +180,15 @@ func (z storeError) judge(e *env, answers outcomes, metrics map[string]float64, 
 }
 
 // flushScripts has Redis forget its scripts 20 times under load.
-func flushScripts(ctx context.Context, e *env) (failures, calls int, err error) {
-	r, err := e.redis(ctx)
-	if err != nil {
-		return 0, 0, err
-	}
-	s, err := e.startServer(ctx, endless, "REDIS_URL="+r.addr)
-	if err != nil {
-		return 0, 0, err
-	}
-	l := load{addr: s.grpc, requests: append(values("user", 50), values("listed", 50)...), rate: 1000, timeout: time.Second}.start(ctx)
+func flushScripts(ctx context.Context, e *env) (failures, calls int) {
+	r := e.redis(ctx)
+	s := e.startServer(ctx, endless, "REDIS_URL="+r.addr)
+	l := load{addr: s.GRPC, requests: append(values("user", 50), values("listed", 50)...), rate: 1000, timeout: time.Second}.start(ctx)
 	for range 20 {
-		if err == nil {
-			err = sleep(ctx, 100*time.Millisecond)
-		}
-		if err == nil {
-			err = r.ScriptFlush(ctx).Err()
-		}
+		e.sleep(ctx, 100*time.Millisecond)
+		e.must(r.ScriptFlush(ctx).Err())
 	}
 	all := l.stop()
 	e.note("SCRIPT FLUSH × 20: %s", all)
-	return len(all) - len(all.of(okay)), len(all), err
-}
-
-// writeFile writes a file of the check, and returns its path.
-func (e *env) writeFile(name string, text []byte) (string, error) {
-	path := filepath.Join(e.dir, name)
-	return path, os.WriteFile(path, text, 0o600)
+	return len(all) - len(all.of(okay)), len(all)
 }

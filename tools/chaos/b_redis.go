@@ -48,21 +48,17 @@ const (
 )
 
 // countsLocally has a server without Redis decide by on_failure: local, and looks whether the limit holds.
-func (e *env) countsLocally(ctx context.Context, s *server, outage int) error {
+func (e *env) countsLocally(ctx context.Context, s *server, outage int) {
 	if e.other {
-		return nil
+		return
 	}
-	c, err := s.rls()
-	if err != nil {
-		return err
-	}
+	c := s.rls()
 	const more = 20
 	d := drain(ctx, c, fmt.Sprintf("scarce%d", outage), scarce+more, quota{scarce, time.Hour})
 	e.note("outage %d, local: %d admitted, %d rejected%s", outage+1, d.admitted, d.rejected, prefixed(d.odd))
 	if d.admitted != scarce || d.rejected != more {
 		e.measured(false, "local admits %d of %d, and rejects %d, limit %d%s", d.admitted, scarce+more, d.rejected, scarce, prefixed(d.odd))
 	}
-	return nil
 }
 
 // callsByPolicy returns requests for byPolicy, with some values of each key.
@@ -91,55 +87,36 @@ func (e *env) byThePolicy(o outcome) bool {
 	}
 }
 
-func startWithoutRedis(ctx context.Context, e *env) error {
-	port, err := e.ports.Free(ctx)
-	if err != nil {
-		return err
-	}
-	s, err := e.server(ctx, byPolicy(100), "REDIS_URL=127.0.0.1:"+port)
-	if err != nil {
-		return err
-	}
+func startWithoutRedis(ctx context.Context, e *env) {
+	port := e.port(ctx)
+	s := e.server(ctx, byPolicy(100), "REDIS_URL=127.0.0.1:"+port)
 	begin := time.Now()
-	if err := s.Launch(); err != nil {
-		return err
-	}
-	open, up := poll(ctx, time.Second, func() bool { return proc.Listens(s.grpc)(ctx) == nil && proc.Listens(s.http)(ctx) == nil })
+	e.must(s.Launch())
+	open, up := poll(ctx, time.Second, func() bool { return proc.Listens(s.GRPC)(ctx) == nil && proc.Listens(s.HTTP)(ctx) == nil })
 	if e.measured(up, "ports after %s", ms(open)); up {
-		all := load{addr: s.grpc, requests: callsByPolicy(25), rate: 1000, timeout: envoyTimeout, patience: time.Second}.run(ctx, 2*time.Second)
+		all := load{addr: s.GRPC, requests: callsByPolicy(25), rate: 1000, timeout: envoyTimeout, patience: time.Second}.run(ctx, 2*time.Second)
 		e.note("without Redis: %s", all)
 		wrong := len(all.that(func(o outcome) bool { return !e.byThePolicy(o) }))
 		e.measured(wrong == 0, "%d of %d answered in time", len(all)-wrong, len(all))
 		e.measured(all.p(0.99) <= 5*time.Millisecond, "fallback p99 %s", ms(all.p(0.99)))
-		if err := e.countsLocally(ctx, s, 0); err != nil {
-			return err
-		}
+		e.countsLocally(ctx, s, 0)
 	}
-	if err := sleep(ctx, time.Until(begin.Add(3*time.Second))); err != nil {
-		return err
-	}
-	r, err := e.redisAt(port)
-	if err != nil {
-		return err
-	}
-	if err := r.Start(ctx); err != nil {
-		return err
-	}
+	e.sleep(ctx, time.Until(begin.Add(3*time.Second)))
+	e.must(e.redisAt(port).Start(ctx))
 	first, ok := firstExact(ctx, s)
 	e.measured(ok && first <= time.Second, "exact %s after Redis is up", ms(first))
 	if !ok {
-		return nil
+		return
 	}
 	const limit, hits = 100, 300
-	all := load{addr: s.grpc, requests: [][]byte{request("shop", "deny=exact")}, rate: 1000, patience: time.Second}.run(ctx, hits*time.Millisecond)
+	all := load{addr: s.GRPC, requests: [][]byte{request("shop", "deny=exact")}, rate: 1000, patience: time.Second}.run(ctx, hits*time.Millisecond)
 	e.note("of %d per hour: %s", limit, all)
 	e.measured(len(all.of(okay)) == limit && len(all.of(okay, over)) == len(all), "then %d of %d admitted, limit %d", len(all.of(okay)), len(all), limit)
-	return nil
 }
 
 // firstExact returns how long it takes until a rule whose policy is error is decided.
 func firstExact(ctx context.Context, s *server) (time.Duration, bool) {
-	one := load{addr: s.grpc, requests: [][]byte{request("shop", "error=first")}, rate: 200, timeout: envoyTimeout, conns: 1}
+	one := load{addr: s.GRPC, requests: [][]byte{request("shop", "error=first")}, rate: 200, timeout: envoyTimeout, conns: 1}
 	begin := time.Now()
 	found := make(chan time.Duration, 1)
 	one.each = func(o outcome) {
@@ -167,51 +144,30 @@ type outage struct {
 }
 
 // last waits until Redis has been away for so long, and has the server count by itself meanwhile.
-func (o *outage) last(ctx context.Context, s *server, l *running, away time.Duration) error {
-	if err := sleep(ctx, time.Second); err != nil {
-		return err
-	}
-	if err := s.e.countsLocally(ctx, s, o.number); err != nil {
-		return err
-	}
-	if err := sleep(ctx, away-(l.now()-o.killed)); err != nil {
-		return err
-	}
+func (o *outage) last(ctx context.Context, s *server, l *running, away time.Duration) {
+	s.e.sleep(ctx, time.Second)
+	s.e.countsLocally(ctx, s, o.number)
+	s.e.sleep(ctx, away-(l.now()-o.killed))
 	o.sure = l.now()
-	return nil
 }
 
-func redisDies(ctx context.Context, e *env) error {
-	r, err := e.redis(ctx)
-	if err != nil {
-		return err
-	}
-	s, err := e.startServer(ctx, byPolicy(1_000_000), "REDIS_URL="+r.addr)
-	if err != nil {
-		return err
-	}
-	l := load{addr: s.grpc, requests: callsByPolicy(25), rate: 2000, timeout: envoyTimeout, patience: time.Second}.start(ctx)
+func redisDies(ctx context.Context, e *env) {
+	r := e.redis(ctx)
+	s := e.startServer(ctx, byPolicy(1_000_000), "REDIS_URL="+r.addr)
+	l := load{addr: s.GRPC, requests: callsByPolicy(25), rate: 2000, timeout: envoyTimeout, patience: time.Second}.start(ctx)
 	var outages []outage
 	for i, away := range []time.Duration{2500 * time.Millisecond, 2500 * time.Millisecond, time.Minute} {
-		if err := sleep(ctx, 1500*time.Millisecond); err != nil {
-			return err
-		}
+		e.sleep(ctx, 1500*time.Millisecond)
 		o := outage{number: i, killed: l.now()}
 		e.note("Redis is killed at %.3f s of the load", o.killed.Seconds())
 		r.Kill()
-		if err := o.last(ctx, s, l, away); err != nil {
-			return err
-		}
-		if err := r.Start(ctx); err != nil {
-			return err
-		}
+		o.last(ctx, s, l, away)
+		e.must(r.Start(ctx))
 		o.back = l.now()
 		e.note("Redis is back at %.3f s", o.back.Seconds())
 		outages = append(outages, o)
 	}
-	if err := sleep(ctx, 1500*time.Millisecond); err != nil {
-		return err
-	}
+	e.sleep(ctx, 1500*time.Millisecond)
 	end := l.now()
 	all := l.stop()
 	e.note("all: %s", all)
@@ -239,7 +195,6 @@ func redisDies(ctx context.Context, e *env) error {
 	e.measured(len(wrong) == 0, "%d of %d answered in time while Redis is unavailable", len(away)-len(wrong), len(away))
 	e.measured(recovery <= time.Second, "recovery %s", ms(recovery))
 	e.throughEnvoy(away)
-	return nil
 }
 
 // throughEnvoy takes down how many requests that the fallback was to reject Envoy would have let pass.
@@ -253,44 +208,25 @@ func (e *env) throughEnvoy(all outcomes) {
 	e.published("of deny Envoy lets %d of %d pass (%d with failure_mode_deny)", deny.through(false), len(deny), deny.through(true))
 }
 
-func redisSlow(ctx context.Context, e *env) error {
-	r, err := e.redis(ctx)
-	if err != nil {
-		return err
-	}
-	w, err := e.wire(ctx, r.addr)
-	if err != nil {
-		return err
-	}
-	s, err := e.startServer(ctx, byPolicy(1_000_000), "REDIS_URL="+w.addr)
-	if err != nil {
-		return err
-	}
-	l := load{addr: s.grpc, requests: callsByPolicy(25), rate: 2000, timeout: envoyTimeout, patience: 3 * time.Second}.start(ctx)
-	if err := sleep(ctx, 2*time.Second); err != nil {
-		return err
-	}
+func redisSlow(ctx context.Context, e *env) {
+	r := e.redis(ctx)
+	w := e.wire(ctx, r.addr)
+	s := e.startServer(ctx, byPolicy(1_000_000), "REDIS_URL="+w.addr)
+	l := load{addr: s.GRPC, requests: callsByPolicy(25), rate: 2000, timeout: envoyTimeout, patience: 3 * time.Second}.start(ctx)
+	e.sleep(ctx, 2*time.Second)
 	goroutines, memory := s.metric(ctx, "go_goroutines"), s.rss()
 	from := l.now()
 	peak := s.peakRSS()
-	if err := w.poison("latency", map[string]any{"latency": 1000, "jitter": 200}); err != nil {
-		return err
-	}
+	w.poison("latency", map[string]any{"latency": 1000, "jitter": 200})
 	most := 0.0
 	for l.now() < from+10*time.Second {
-		if err := sleep(ctx, 200*time.Millisecond); err != nil {
-			return err
-		}
+		e.sleep(ctx, 200*time.Millisecond)
 		most = max(most, s.metric(ctx, "go_goroutines"))
 	}
 	until := l.now()
-	if err := w.cure(ctx, "latency"); err != nil {
-		return err
-	}
+	w.cure(ctx, "latency")
 	more := peak() - memory
-	if err := sleep(ctx, 2*time.Second); err != nil {
-		return err
-	}
+	e.sleep(ctx, 2*time.Second)
 	all := l.stop()
 	slow := all.between(from+10*time.Millisecond, until)
 	e.note("before: %s", all.between(0, from))
@@ -302,5 +238,4 @@ func redisSlow(ctx context.Context, e *env) error {
 	}
 	e.measured(more <= 50<<20, "RSS + %s", mb(more))
 	e.throughEnvoy(slow)
-	return nil
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,11 +15,26 @@ import (
 // topologies returns those checks of group B in which Redis is more than one process, fails, or forgets.
 func topologies() []check {
 	return []check{
-		{"B13", "Sentinel: master killed, failed over by hand, hung; a single Redis turns into a replica", "errors end ≤ 3 s, ≤ 1 s after a repoint; none of NOSCRIPT and READONLY after; hits lost ≤ those admitted in the last second before, and until the switch", true, failovers},
-		{"B14", "Cluster: 500 slots move, a master is killed", "0 errors from MOVED, ASK, TRYAGAIN and CROSSSLOT, no hit lost; gap ≤ 4 s, only on that shard's keys", true, reshards},
-		{"B15", "Redis answers with errors: OOM, BUSY, LOADING, MASTERDOWN, MISCONF, NOREPLICAS, maxclients, NOSCRIPT × 20, CLUSTERDOWN", "9 of 9: right class, fallback applied, recovery ≤ 1 s; NOSCRIPT 0 failures", true, errorZoo},
-		{"B16", "Redis wants another password, permission or certificate", "7 of 7 failed and named, no secret shown; rotation 0 failed calls", false, redisAccess},
-		{"B17", "Redis returns empty; clocks jump by a second and an hour", "extra ≤ the limit once per jump ahead, none on a jump back; no key rejected for longer than its unit; remaining never negative", false, clocksAndMemory},
+		{
+			"B13", "Sentinel: master killed, failed over by hand, hung; a single Redis turns into a replica",
+			"errors end ≤ 3 s, ≤ 1 s after a repoint; none of NOSCRIPT and READONLY after; hits lost ≤ those admitted in the last second before, and until the switch", true, failovers,
+		},
+		{
+			"B14", "Cluster: 500 slots move, a master is killed",
+			"0 errors from MOVED, ASK, TRYAGAIN and CROSSSLOT, no hit lost; gap ≤ 4 s, only on that shard's keys", true, reshards,
+		},
+		{
+			"B15", "Redis answers with errors: OOM, BUSY, LOADING, MASTERDOWN, MISCONF, NOREPLICAS, maxclients, NOSCRIPT × 20, CLUSTERDOWN",
+			"9 of 9: right class, fallback applied, recovery ≤ 1 s; NOSCRIPT 0 failures", true, errorZoo,
+		},
+		{
+			"B16", "Redis wants another password, permission or certificate",
+			"7 of 7 failed and named, no secret shown; rotation 0 failed calls", false, redisAccess,
+		},
+		{
+			"B17", "Redis returns empty; clocks jump by a second and an hour",
+			"extra ≤ the limit once per jump ahead, none on a jump back; no key rejected for longer than its unit; remaining never negative", false, clocksAndMemory,
+		},
 	}
 }
 
@@ -92,22 +106,18 @@ func (all outcomes) gapOf(from time.Duration, broke func(outcome) bool) (first, 
 }
 
 // spent returns how many hits the counters of values have, by what remains.
-func (s *server) spent(ctx context.Context, key string, n int, limit int64) (sum int64, err error) {
-	c, err := s.rls()
-	if err != nil {
-		return 0, err
-	}
+func (s *server) spent(ctx context.Context, key string, n int, limit int64) (sum int64) {
+	c := s.rls()
 	for i := range n {
 		var r *rlsv3.RateLimitResponse
-		if _, ok := poll(ctx, patience, func() bool {
+		s.e.await(ctx, "a decision", func() (ok bool) {
+			var err error
 			r, err = c.ShouldRateLimit(ctx, ask("shop", fmt.Sprintf("%s=%d", key, i)))
 			return err == nil
-		}); !ok {
-			return 0, err
-		}
+		})
 		sum += limit - int64(r.GetStatuses()[0].GetLimitRemaining()) - 1
 	}
-	return sum, nil
+	return sum
 }
 
 // failover is a way in which a master is lost, and what came of it, in times of the load.
@@ -123,30 +133,19 @@ type failover struct {
 const errorsEnd = 3 * time.Second
 
 // failovers is B13.
-func failovers(ctx context.Context, e *env) error {
-	c, err := e.sentinel(ctx, 2)
-	if err != nil {
-		return err
-	}
-	s, err := e.startServer(ctx, endless, "REDIS_TYPE=sentinel", "REDIS_URL="+c.url)
-	if err != nil {
-		return err
-	}
+func failovers(ctx context.Context, e *env) {
+	c := e.sentinel(ctx, 2)
+	s := e.startServer(ctx, endless, "REDIS_TYPE=sentinel", "REDIS_URL="+c.url)
 	const keys = 100
-	l := load{addr: s.grpc, requests: values("user", keys), rate: 1500, timeout: envoyTimeout}.start(ctx)
-	if err := sleep(ctx, 2*time.Second); err != nil {
-		return err
-	}
+	l := load{addr: s.GRPC, requests: values("user", keys), rate: 1500, timeout: envoyTimeout}.start(ctx)
+	e.sleep(ctx, 2*time.Second)
 	faults := []*failover{
 		{name: "killed", do: func(m *store) error { m.Kill(); return nil }},
 		{name: "failed over by hand", do: func(*store) error { return c.all[0].Do(ctx, "SENTINEL", "FAILOVER", "mymaster").Err() }},
 		{name: "hung", do: (*store).Pause},
 	}
 	for _, f := range faults {
-		if err := f.play(ctx, c, s, l); err != nil {
-			l.stop()
-			return err
-		}
+		f.play(ctx, c, s, l)
 	}
 	end := l.now()
 	all := l.stop()
@@ -169,139 +168,86 @@ func failovers(ctx context.Context, e *env) error {
 			e.measured(false, "%d of %d wrong later than that, %.0f READONLY and NOSCRIPT", wrong, len(after), f.strays)
 		}
 	}
-	counted, err := s.spent(ctx, "user", keys, 1_000_000_000)
-	if err != nil {
-		return err
-	}
+	counted := s.spent(ctx, "user", keys, 1_000_000_000)
 	lostHits := int64(len(all.of(okay))) - counted
 	e.measured(lostHits <= int64(risk), "%d hits of %d lost, at most %d", max(lostHits, 0), len(all.of(okay)), risk)
-	return repoint(ctx, e)
+	repoint(ctx, e)
 }
 
 // play loses the master, and waits until there is another one, and sentinels may fail over again.
-func (f *failover) play(ctx context.Context, c *sentinels, s *server, l *running) error {
-	if err := c.successor(ctx); err != nil {
-		return err
-	}
-	m, err := c.settled(ctx)
-	if err != nil {
-		return err
-	}
+func (f *failover) play(ctx context.Context, c *sentinels, s *server, l *running) {
+	c.successor(ctx)
+	m := c.settled(ctx)
 	f.at = l.now()
 	s.e.note("the master at %s is %s, at %s", m.addr, f.name, f.at)
-	if err := f.do(m); err != nil {
-		return err
-	}
-	took, ok := poll(ctx, 10*time.Second, func() bool { now, err := c.master(ctx); return err == nil && now != m })
+	s.e.must(f.do(m))
+	took, ok := poll(ctx, 10*time.Second, func() bool { now := c.master(ctx); return now != nil && now != m })
 	s.e.note("another master after %s", ms(took))
 	if !ok {
-		return fmt.Errorf("no other master after the master was %s", f.name)
+		s.e.fail("no other master after the master was %s", f.name)
 	}
 	f.switched = l.now()
-	if err := sleep(ctx, errorsEnd); err != nil {
-		return err
-	}
-	before, err := s.strays(ctx)
-	if err != nil {
-		return err
-	}
-	if err := sleep(ctx, 3*time.Second); err != nil {
-		return err
-	}
-	after, err := s.strays(ctx)
-	f.strays = after - before
-	return err
+	s.e.sleep(ctx, errorsEnd)
+	before := s.strays(ctx)
+	s.e.sleep(ctx, 3*time.Second)
+	f.strays = s.strays(ctx) - before
 }
 
 // strays returns how many operations have failed since Redis was a replica, or had no script. Not every server tells.
-func (s *server) strays(ctx context.Context) (float64, error) {
+func (s *server) strays(ctx context.Context) float64 {
 	if s.e.other {
-		return 0, nil
+		return 0
 	}
 	all, err := s.metrics(ctx)
+	s.e.must(err)
 	const of = `ratelimitd_backend_errors_total{class=%q}`
-	return all[fmt.Sprintf(of, "readonly")] + all[fmt.Sprintf(of, "noscript")], err
+	return all[fmt.Sprintf(of, "readonly")] + all[fmt.Sprintf(of, "noscript")]
 }
 
 // settled waits until the master has a replica in step, and returns it.
-func (s *sentinels) settled(ctx context.Context) (m *store, err error) {
-	var info string
-	_, ok := poll(ctx, patience, func() bool {
-		if m, err = s.master(ctx); err != nil {
+func (s *sentinels) settled(ctx context.Context) (m *store) {
+	s.e.await(ctx, "a master with a replica in step", func() bool {
+		if m = s.master(ctx); m == nil {
 			return false
 		}
-		info, err = m.Info(ctx, "replication").Result()
-		return err == nil && strings.Contains(info, "role:master") && strings.Contains(info, "state=online")
+		info := m.Info(ctx, "replication").Val()
+		return strings.Contains(info, "role:master") && strings.Contains(info, "state=online")
 	})
-	switch {
-	case ok:
-		return m, nil
-	case err != nil:
-		return nil, fmt.Errorf("no master has a replica in step: %w", err)
-	default:
-		return nil, fmt.Errorf("no master has a replica in step: %s says %q", m.addr, info)
-	}
+	return m
 }
 
 // successor waits until each sentinel knows a replica that may take over: a master that still runs becomes one up to ten seconds after
 // another has taken over, and the sentinels hear of that when they ask it next.
-func (s *sentinels) successor(ctx context.Context) error {
+func (s *sentinels) successor(ctx context.Context) {
 	for _, w := range s.all {
-		if _, ok := poll(ctx, patience, func() bool {
+		s.e.await(ctx, "a replica that may take over at "+w.addr, func() bool {
 			cmd := redis.NewMapStringStringSliceCmd(ctx, "sentinel", "replicas", "mymaster")
 			_ = w.Process(ctx, cmd)
 			return slices.ContainsFunc(cmd.Val(), func(r map[string]string) bool {
 				return r["flags"] == "slave" && r["master-link-status"] == "ok"
 			})
-		}); !ok {
-			return fmt.Errorf("the sentinel at %s knows no replica that may take over", w.addr)
-		}
+		})
 	}
-	return nil
 }
 
 // repoint turns the Redis behind a name into a replica, and has the name lead to its master half a second later.
-func repoint(ctx context.Context, e *env) error {
-	before, err := e.redis(ctx)
-	if err != nil {
-		return err
-	}
-	after, err := e.redis(ctx)
-	if err != nil {
-		return err
-	}
-	w, err := e.wire(ctx, before.addr)
-	if err != nil {
-		return err
-	}
-	s, err := e.startServer(ctx, endless, "REDIS_URL="+w.addr)
-	if err != nil {
-		return err
-	}
-	l := load{addr: s.grpc, requests: values("user", 100), rate: 1500, timeout: envoyTimeout}.start(ctx)
-	err = sleep(ctx, time.Second)
-	host, port, _ := strings.Cut(after.addr, ":")
-	if err == nil {
-		err = before.Do(ctx, "REPLICAOF", host, port).Err()
-	}
-	if err == nil {
-		err = sleep(ctx, time.Second/2)
-	}
+func repoint(ctx context.Context, e *env) {
+	before := e.redis(ctx)
+	after := e.redis(ctx)
+	w := e.wire(ctx, before.addr)
+	s := e.startServer(ctx, endless, "REDIS_URL="+w.addr)
+	l := load{addr: s.GRPC, requests: values("user", 100), rate: 1500, timeout: envoyTimeout}.start(ctx)
+	e.sleep(ctx, time.Second)
+	before.follow(ctx, after)
+	e.sleep(ctx, time.Second/2)
 	at := l.now()
 	w.lead(after.addr)
-	if err == nil {
-		err = sleep(ctx, time.Second)
-	}
-	early, err2 := s.strays(ctx)
-	if err == nil {
-		err = sleep(ctx, 1500*time.Millisecond)
-	}
+	e.sleep(ctx, time.Second)
+	early := s.strays(ctx)
+	e.sleep(ctx, 1500*time.Millisecond)
 	end := l.now() - 2*envoyTimeout
-	strays, err3 := s.strays(ctx)
+	strays := s.strays(ctx)
 	all := l.stop().between(0, end)
-	if err = errors.Join(err, err2, err3); err != nil {
-		return err
-	}
 	e.note("READONLY: %s", all)
 	_, _, failed := all.gap(0)
 	_, last, n := all.gap(at)
@@ -309,104 +255,66 @@ func repoint(ctx context.Context, e *env) error {
 	if strays > early {
 		e.measured(false, "%.0f READONLY later than a second after it", strays-early)
 	}
-	return nil
-}
-
-// lead has new connections lead to another address.
-func (w *wire) lead(addr string) {
-	w.Lock()
-	defer w.Unlock()
-	w.Upstream = addr
 }
 
 // reshards is B14.
-func reshards(ctx context.Context, e *env) error {
-	c, err := e.cluster(ctx, 3, true)
-	if err != nil {
-		return err
-	}
+func reshards(ctx context.Context, e *env) {
+	c := e.cluster(ctx, 3, true)
 	// The reference cannot do without the window.
 	of := []string{"REDIS_TYPE=cluster", "REDIS_URL=" + c.url, "REDIS_PIPELINE_WINDOW=150us"}
-	s, err := e.startServer(ctx, endless, append(of, patient)...)
-	if err != nil {
-		return err
-	}
-	if err := moveSlots(ctx, e, c, s); err != nil {
-		return err
-	}
+	s := e.startServer(ctx, endless, append(of, patient)...)
+	moveSlots(ctx, e, c, s)
 	s.Kill()
-	if s, err = e.startServer(ctx, endless, of...); err != nil {
-		return err
-	}
-	return killShard(ctx, e, c, s)
+	s = e.startServer(ctx, endless, of...)
+	killShard(ctx, e, c, s)
 }
 
-func moveSlots(ctx context.Context, e *env, c *shards, s *server) error {
+func moveSlots(ctx context.Context, e *env, c *shards, s *server) {
 	const keys = 300
 	// What is slow is no error of a redirect: no call gives up within a second.
 	requests := values("user", keys)
 	if !e.other {
 		requests = append(requests, values("listed", keys/3)...)
 	}
-	l := load{addr: s.grpc, requests: requests, rate: 1500, timeout: time.Second}.start(ctx)
-	err := sleep(ctx, time.Second)
+	l := load{addr: s.GRPC, requests: requests, rate: 1500, timeout: time.Second}.start(ctx)
+	e.sleep(ctx, time.Second)
 	var ids []string
 	for _, n := range c.nodes[:2] {
 		id, err := n.Do(ctx, "CLUSTER", "MYID").Text()
-		if err != nil {
-			l.stop()
-			return err
-		}
+		e.must(err)
 		ids = append(ids, id)
 	}
 	begin := time.Now()
-	var out string
-	if err == nil {
-		out, err = output(ctx, "redis-cli", "--cluster", "reshard", c.nodes[0].addr, "--cluster-from", ids[0], "--cluster-to", ids[1],
-			"--cluster-slots", "500", "--cluster-yes", "--cluster-pipeline", "1")
+	out, err := output(ctx, "redis-cli", "--cluster", "reshard", c.nodes[0].addr, "--cluster-from", ids[0], "--cluster-to", ids[1],
+		"--cluster-slots", "500", "--cluster-yes", "--cluster-pipeline", "1")
+	if err != nil {
+		e.fail("moving slots: %w: %s", err, out[max(0, len(out)-500):])
 	}
 	took := time.Since(begin)
-	if err == nil {
-		err = sleep(ctx, time.Second/2)
-	}
+	e.sleep(ctx, time.Second/2)
 	all := l.stop()
-	if err != nil {
-		return fmt.Errorf("moving slots: %w: %s", err, out[max(0, len(out)-500):])
-	}
 	e.note("%s", all)
 	bad := len(all) - len(all.of(okay))
 	e.measured(bad == 0, "500 slots moved in %.1f s: %d of %d calls failed", took.Seconds(), bad, len(all))
-	counted, err := s.spent(ctx, "user", keys, 1_000_000_000)
-	if err != nil {
-		return err
-	}
+	counted := s.spent(ctx, "user", keys, 1_000_000_000)
 	admitted := int64(len(all.that(func(o outcome) bool { return o.kind == okay && o.what < keys })))
 	e.measured(counted >= admitted, "%d hits admitted, %d counted", admitted, counted)
-	return nil
 }
 
 // killShard kills the second master.
-func killShard(ctx context.Context, e *env, c *shards, s *server) error {
+func killShard(ctx context.Context, e *env, c *shards, s *server) {
 	const keys, victim = 120, 1
-	homes, err := c.homes(ctx, s, "user", 1000, keys)
-	if err != nil {
-		return err
-	}
+	homes := c.homes(ctx, s, "user", 1000, keys)
 	var requests [][]byte
 	for i := range keys {
 		requests = append(requests, request("shop", fmt.Sprintf("user=%d", 1000+i)))
 	}
-	l := load{addr: s.grpc, requests: requests, rate: 1000, timeout: envoyTimeout}.start(ctx)
-	err = sleep(ctx, time.Second)
+	l := load{addr: s.GRPC, requests: requests, rate: 1000, timeout: envoyTimeout}.start(ctx)
+	e.sleep(ctx, time.Second)
 	at := l.now()
 	c.nodes[victim].Kill()
-	if err == nil {
-		err = sleep(ctx, 6*time.Second)
-	}
+	e.sleep(ctx, 6*time.Second)
 	all := l.stop()
-	if err != nil {
-		return err
-	}
 	e.note("master killed: %s", all)
 	hit := func(o outcome) bool { return homes[o.what] == victim }
 	first, last, n := all.that(hit).gap(at)
@@ -415,43 +323,29 @@ func killShard(ctx context.Context, e *env, c *shards, s *server) error {
 	e.measured(together == 0, "%d on other shards, each by itself: %s", others, yes(together == 0))
 	_, ok := poll(ctx, time.Second, func() bool {
 		return slices.ContainsFunc(c.nodes[c.n:], func(r *store) bool {
-			info, err := r.Info(ctx, "replication").Result()
-			return err == nil && strings.Contains(info, "role:master")
+			return strings.Contains(r.Info(ctx, "replication").Val(), "role:master")
 		})
 	})
 	e.measured(ok, "a replica took over: %s", yes(ok))
-	return nil
 }
 
 // homes returns which master has the counter of each of n values, from a first one on, none of which was asked for yet.
-func (c *shards) homes(ctx context.Context, s *server, key string, from, n int) ([]int, error) {
-	client, err := s.rls()
-	if err != nil {
-		return nil, err
-	}
-	sizes := func() (all []int64, err error) {
+func (c *shards) homes(ctx context.Context, s *server, key string, from, n int) []int {
+	client := s.rls()
+	sizes := func() (all []int64) {
 		for _, m := range c.nodes[:c.n] {
 			n, err := m.DBSize(ctx).Result()
-			if err != nil {
-				return nil, err
-			}
+			c.e.must(err)
 			all = append(all, n)
 		}
-		return all, nil
+		return all
 	}
 	homes := make([]int, n)
-	before, err := sizes()
-	if err != nil {
-		return nil, err
-	}
+	before := sizes()
 	for i := range n {
-		if _, err := client.ShouldRateLimit(ctx, ask("shop", fmt.Sprintf("%s=%d", key, from+i))); err != nil {
-			return nil, err
-		}
-		after, err := sizes()
-		if err != nil {
-			return nil, err
-		}
+		_, err := client.ShouldRateLimit(ctx, ask("shop", fmt.Sprintf("%s=%d", key, from+i)))
+		c.e.must(err)
+		after := sizes()
 		homes[i] = -1
 		for k := range after {
 			if after[k] > before[k] {
@@ -460,5 +354,5 @@ func (c *shards) homes(ctx context.Context, s *server, key string, from, n int) 
 		}
 		before = after
 	}
-	return homes, nil
+	return homes
 }

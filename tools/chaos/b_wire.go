@@ -7,60 +7,41 @@ import (
 	"time"
 )
 
-func redisWire(ctx context.Context, e *env) error {
-	r, err := e.redis(ctx)
-	if err != nil {
-		return err
-	}
-	if err := e.hangs(ctx, r); err != nil {
-		return err
-	}
-	if err := e.pieces(ctx, r); err != nil {
-		return err
-	}
-	return e.cuts(ctx, r)
+func redisWire(ctx context.Context, e *env) {
+	r := e.redis(ctx)
+	e.hangs(ctx, r)
+	e.pieces(ctx, r)
+	e.cuts(ctx, r)
 }
 
 // hangs has Redis stand still in three ways, and measures how long it takes until no call waits for it any more.
-func (e *env) hangs(ctx context.Context, r *store) error {
-	w, err := e.wire(ctx, r.addr)
-	if err != nil {
-		return err
-	}
-	s, err := e.startServer(ctx, byPolicy(1_000_000), "REDIS_URL="+w.addr)
-	if err != nil {
-		return err
-	}
-	l := load{addr: s.grpc, requests: callsByPolicy(25), rate: 1000, timeout: envoyTimeout, patience: time.Second}.start(ctx)
+func (e *env) hangs(ctx context.Context, r *store) {
+	w := e.wire(ctx, r.addr)
+	s := e.startServer(ctx, byPolicy(1_000_000), "REDIS_URL="+w.addr)
+	l := load{addr: s.GRPC, requests: callsByPolicy(25), rate: 1000, timeout: envoyTimeout, patience: time.Second}.start(ctx)
 	type fault struct {
 		name       string
 		length     time.Duration
-		begin, end func() error
+		begin, end func()
 		from, to   time.Duration
 	}
-	bad := func(kind string, attributes map[string]any) (begin, end func() error) {
-		return func() error { return w.poison(kind, attributes) }, func() error { return w.cure(ctx, kind) }
+	bad := func(kind string, attributes map[string]any) (begin, end func()) {
+		return func() { w.poison(kind, attributes) }, func() { w.cure(ctx, kind) }
 	}
 	hole, filled := bad("timeout", map[string]any{"timeout": 0})
 	reset, stopped := bad("reset_peer", map[string]any{"timeout": 0})
 	faults := []*fault{
-		{name: "SIGSTOP", length: 5 * time.Second, begin: r.Pause, end: r.Resume},
+		{name: "SIGSTOP", length: 5 * time.Second, begin: func() { e.must(r.Pause()) }, end: func() { e.must(r.Resume()) }},
 		{name: "blackhole", length: 1500 * time.Millisecond, begin: hole, end: filled},
 		{name: "reset", length: 1500 * time.Millisecond, begin: reset, end: stopped},
 	}
 	for _, f := range faults {
-		if err := sleep(ctx, 1500*time.Millisecond); err != nil {
-			return err
-		}
+		e.sleep(ctx, 1500*time.Millisecond)
 		f.from = l.now()
-		if err := f.begin(); err != nil {
-			return err
-		}
+		f.begin()
 		_ = sleep(ctx, f.length)
 		f.to = l.now()
-		if err := f.end(); err != nil {
-			return err
-		}
+		f.end()
 	}
 	_ = sleep(ctx, 1500*time.Millisecond)
 	end := l.now()
@@ -77,7 +58,6 @@ func (e *env) hangs(ctx context.Context, r *store) error {
 		wrong := len(after) - len(after.of(okay))
 		e.measured(after.share(wrong) <= 0.01, "%d of %d wrong a second after", wrong, len(after))
 	}
-	return nil
 }
 
 // detection returns how long after a time calls have been answered at once again.
@@ -100,14 +80,9 @@ func (all outcomes) settled(from time.Duration, bad func(outcome) bool) time.Dur
 
 // pieces has replies arrive byte by byte, and looks whether a call gets the reply to another call: of a key whose limit
 // is its number, that many calls may pass.
-func (e *env) pieces(ctx context.Context, r *store) error {
-	w, err := e.wire(ctx, r.addr)
-	if err != nil {
-		return err
-	}
-	if err := w.poison("slicer", map[string]any{"average_size": 3, "size_variation": 2, "delay": 20}); err != nil {
-		return err
-	}
+func (e *env) pieces(ctx context.Context, r *store) {
+	w := e.wire(ctx, r.addr)
+	w.poison("slicer", map[string]any{"average_size": 3, "size_variation": 2, "delay": 20})
 	const keys = 40
 	var rules strings.Builder
 	rules.WriteString("domain: pieces\ndescriptors:\n")
@@ -116,11 +91,8 @@ func (e *env) pieces(ctx context.Context, r *store) error {
 		fmt.Fprintf(&rules, "  - key: k%d\n    rate_limit: {unit: hour, requests_per_unit: %d}\n", k, 1+k)
 		calls = append(calls, request("pieces", fmt.Sprintf("k%d=a", k)))
 	}
-	s, err := e.startServer(ctx, rules.String(), "REDIS_URL="+w.addr, "NEAR_CACHE_KEYS=0")
-	if err != nil {
-		return err
-	}
-	all := load{addr: s.grpc, requests: calls, rate: 1000, patience: 2 * time.Second}.run(ctx, 2500*time.Millisecond)
+	s := e.startServer(ctx, rules.String(), "REDIS_URL="+w.addr, "NEAR_CACHE_KEYS=0")
+	all := load{addr: s.GRPC, requests: calls, rate: 1000, patience: 2 * time.Second}.run(ctx, 2500*time.Millisecond)
 	e.note("byte by byte: %s", all)
 	wrong, unsure, due := 0, 0, 0
 	counts, passed := make([]int, keys), make([]int, keys)
@@ -135,34 +107,25 @@ func (e *env) pieces(ctx context.Context, r *store) error {
 	}
 	e.note("of %d hits to be admitted %d are missing, of calls that were given up", due, unsure)
 	e.measured(wrong == 0 && unsure <= due/10, "sliced replies: %d of %d keys above their limit, %d of %d hits missing", wrong, keys, unsure, due)
-	return nil
 }
 
+// cutLimit is never reached.
+const cutLimit = 4_000_000
+
 // cuts cuts a thousand connections anywhere, and compares what was counted with what was acknowledged.
-func (e *env) cuts(ctx context.Context, r *store) error {
+func (e *env) cuts(ctx context.Context, r *store) {
 	const cuts, servers, most, values = 1000, 4, 30 * time.Second, 50
-	g, err := e.gate(ctx, r.addr)
-	if err != nil {
-		return err
-	}
-	var all []*server
-	for range servers {
-		s, err := e.startServer(ctx, "domain: cuts\ndescriptors:\n  - key: k\n    rate_limit:\n      unit: hour\n      requests_per_unit: 4000000\n      lease: off #+\n",
-			"REDIS_URL="+g.addr)
-		if err != nil {
-			return err
-		}
-		all = append(all, s)
-	}
+	g := e.gate(ctx, r.addr)
+	all := e.startServers(ctx, servers, limited(cutLimit, "hour", "lease: off"), "REDIS_URL="+g.addr)
 	var calls [][]byte
 	for v := range values {
-		calls = append(calls, request("cuts", fmt.Sprintf("k=v%d", v)))
+		calls = append(calls, request("d", fmt.Sprintf("k=v%d", v)))
 	}
 	g.within.Store(3_000)
 	g.cutAll()
 	var loads []*running
 	for _, s := range all {
-		loads = append(loads, load{addr: s.grpc, requests: calls, rate: 750, timeout: envoyTimeout, conns: 1}.start(ctx))
+		loads = append(loads, load{addr: s.GRPC, requests: calls, rate: 750, timeout: envoyTimeout, conns: 1}.start(ctx))
 	}
 	took, enough := poll(ctx, most, func() bool { return g.cuts.Load() >= cuts })
 	g.within.Store(0)
@@ -173,10 +136,7 @@ func (e *env) cuts(ctx context.Context, r *store) error {
 	}
 	e.note("cuts: %s", sum)
 	e.measured(enough, "%d connections cut in %.0f s", g.cuts.Load(), took.Seconds())
-	forever, keys, err := r.withoutTTL(ctx)
-	if err != nil {
-		return err
-	}
+	forever, keys := r.withoutTTL(ctx)
 	e.measured(forever == 0 && keys >= values, "%d of %d keys without TTL", forever, keys)
 	acked := make([]int, values)
 	unsure := make([]int, values)
@@ -187,32 +147,26 @@ func (e *env) cuts(ctx context.Context, r *store) error {
 			unsure[o.what]++
 		}
 	}
-	return e.counted(ctx, all[0], acked, unsure)
+	e.counted(ctx, all[0], acked, unsure)
 }
 
 // counted compares counters with what was acknowledged: acked ≤ counted ≤ acked + unsure.
-func (e *env) counted(ctx context.Context, s *server, acked, unsure []int) error {
-	client, err := s.rls()
-	if err != nil {
-		return err
-	}
-	const limit = 4_000_000
+func (e *env) counted(ctx context.Context, s *server, acked, unsure []int) {
+	client := s.rls()
 	lost, many, total := 0, 0, 0
 	for v := range acked {
 		// A connection may have to be opened once more.
 		var left int
-		if _, ok := poll(ctx, 5*time.Second, func() bool {
-			resp, err := client.ShouldRateLimit(ctx, ask("cuts", fmt.Sprintf("k=v%d", v)))
+		e.await(ctx, "a decision after connections were cut", func() bool {
+			resp, err := client.ShouldRateLimit(ctx, ask("d", fmt.Sprintf("k=v%d", v)))
 			if err != nil || len(resp.GetStatuses()) == 0 {
 				unsure[v]++
 				return false
 			}
 			left = int(resp.GetStatuses()[0].GetLimitRemaining())
 			return true
-		}); !ok {
-			return fmt.Errorf("no answer after connections were cut")
-		}
-		n := limit - left - 1 // this call counts, too
+		})
+		n := cutLimit - left - 1 // this call counts, too
 		total += n
 		if n < acked[v] {
 			lost += acked[v] - n
@@ -224,5 +178,4 @@ func (e *env) counted(ctx context.Context, s *server, acked, unsure []int) error
 		}
 	}
 	e.measured(lost == 0 && many == 0, "%d hits counted, %d acknowledged, %d unknown: %d lost, %d too many", total, sumOf(acked), sumOf(unsure), lost, many)
-	return nil
 }

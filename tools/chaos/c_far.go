@@ -7,30 +7,19 @@ import (
 
 // far has a Redis 2 to 8 ms away, and calls that leave server and Redis idle for most of the time: before a surge, and after it, no call is
 // told that there is too much.
-func (e *env) far(ctx context.Context, at cores) error {
+func (e *env) far(ctx context.Context) {
 	const (
 		rate   = 5000
 		asked  = 0.97
 		length = 3 * time.Second
 	)
-	r, err := e.pinnedRedis(ctx, at)
-	if err != nil {
-		return err
-	}
+	r := e.redis(ctx)
 	defer r.Kill()
-	w, err := e.wire(ctx, r.addr)
-	if err != nil {
-		return err
-	}
-	if err := w.poison("latency", map[string]any{"latency": 5, "jitter": 3}); err != nil {
-		return err
-	}
-	s, err := e.pinnedServer(ctx, at, calmRules, "REDIS_URL="+w.addr)
-	if err != nil {
-		return err
-	}
+	w := e.wire(ctx, r.addr)
+	w.poison("latency", map[string]any{"latency": 5, "jitter": 3})
+	s := e.startServer(ctx, calmRules, "REDIS_URL="+w.addr)
 	defer s.Kill()
-	l := load{addr: s.grpc, requests: wide("busy", 1), rate: rate, timeout: envoyTimeout}
+	l := load{addr: s.GRPC, requests: wide("busy", 1), rate: rate, timeout: envoyTimeout}
 	decided := func(when string) {
 		all := l.run(ctx, length).between(time.Second, length)
 		share := all.share(all.inTime(okay))
@@ -42,5 +31,4 @@ func (e *env) far(ctx context.Context, at cores) error {
 	surge.rate = 10 * rate
 	e.note("the surge: %s", surge.run(ctx, time.Second/2))
 	decided("after")
-	return ctx.Err()
 }

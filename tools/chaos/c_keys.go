@@ -2,23 +2,18 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"runtime"
-	"strconv"
 	"strings"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
-func hotKey(ctx context.Context, e *env) error {
-	r, err := e.redis(ctx)
-	if err != nil {
-		return err
-	}
-	s, err := e.startServer(ctx, `domain: hot
+func hotKey(ctx context.Context, e *env) {
+	r := e.redis(ctx)
+	s := e.startServer(ctx, `domain: hot
 descriptors:
   - key: roomy
     rate_limit: {unit: hour, requests_per_unit: 1000000000}
@@ -27,9 +22,6 @@ descriptors:
   - key: second
     rate_limit: {unit: second, requests_per_unit: 1000}
 `, "REDIS_URL="+r.addr, "LOCAL_CACHE_SIZE_IN_BYTES=10000000")
-	if err != nil {
-		return err
-	}
 	const keys = 10_000
 	var spread, second [][]byte
 	for k := range keys {
@@ -41,49 +33,28 @@ descriptors:
 	// Each gets its time in turns, because machines have other things to do as well.
 	var wide, narrow int
 	for range 2 {
-		wide += len(load{addr: s.grpc, requests: spread}.run(ctx, 1500*time.Millisecond).of(okay))
-		narrow += len(load{addr: s.grpc, requests: [][]byte{request("hot", "roomy=all")}}.run(ctx, 1500*time.Millisecond).of(okay))
+		wide += len(load{addr: s.GRPC, requests: spread}.run(ctx, 1500*time.Millisecond).of(okay))
+		narrow += len(load{addr: s.GRPC, requests: [][]byte{request("hot", "roomy=all")}}.run(ctx, 1500*time.Millisecond).of(okay))
 	}
 	e.measured(float64(narrow) >= 0.7*float64(wide), "hot key %d calls, spread keys %d in the same time (%.0f %%)", narrow, wide, 100*float64(narrow)/float64(wide))
 	rejected := [][]byte{request("hot", "tight=all")}
-	load{addr: s.grpc, requests: rejected, rate: 500}.run(ctx, 200*time.Millisecond)
-	before, err := commands(ctx, r)
-	if err != nil {
-		return err
-	}
-	all := load{addr: s.grpc, requests: rejected}.run(ctx, 2*time.Second)
-	after, err := commands(ctx, r)
-	if err != nil {
-		return err
-	}
+	load{addr: s.GRPC, requests: rejected, rate: 500}.run(ctx, 200*time.Millisecond)
+	before := r.commands(ctx)
+	all := load{addr: s.GRPC, requests: rejected}.run(ctx, 2*time.Second)
+	commands := r.commands(ctx) - before
 	e.note("over the limit: %s", all)
-	share := all.share(after - before)
-	e.measured(share <= 0.01 && len(all) > 0 && len(all.of(over)) == len(all), "over the limit %d Redis ops for %d calls", after-before, len(all))
+	e.measured(all.share(commands) <= 0.01 && len(all) > 0 && len(all.of(over)) == len(all), "over the limit %d Redis ops for %d calls", commands, len(all))
 	edge, middle := lockstep(ctx, s, second)
 	e.note("at the edge: %s", edge)
 	e.note("in the middle: %s", middle)
 	e.measured(edge.p(0.99) <= 2*middle.p(0.99), "edge p99 %s, middle %s", ms(edge.p(0.99)), ms(middle.p(0.99)))
-	return nil
 }
 
 // commands returns how many commands a Redis has executed that count or look at something.
-func commands(ctx context.Context, r *store) (n int, err error) {
+func (r *store) commands(ctx context.Context) int {
 	info, err := r.Info(ctx, "commandstats").Result()
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(info) {
-		name, rest, _ := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls=")
-		switch strings.ToLower(name) {
-		case "eval", "evalsha", "incrby", "get", "mget":
-			var calls int
-			if _, err := fmt.Sscanf(rest, "%d", &calls); err != nil {
-				return 0, fmt.Errorf("reading %s: %w", line, err)
-			}
-			n += calls
-		}
-	}
-	return n, nil
+	r.e.must(err)
+	return sum(info, `(?im)^cmdstat_(?:eval|evalsha|incrby|get|mget):calls=(\d+)`)
 }
 
 // clients is how many call at the same time.
@@ -94,7 +65,7 @@ func lockstep(ctx context.Context, s *server, requests [][]byte) (edge, middle o
 	const rounds, conns = 8, 4
 	begin := time.Now()
 	first := begin.Truncate(time.Second).Add(time.Second).Sub(begin)
-	l := load{addr: s.grpc, requests: requests, conns: conns, patience: time.Second}
+	l := load{addr: s.GRPC, requests: requests, conns: conns, patience: time.Second}
 	l.at = func(_, n int) time.Duration {
 		return first + time.Duration(n/(clients/conns))*time.Second/2
 	}
@@ -115,38 +86,27 @@ func lockstep(ctx context.Context, s *server, requests [][]byte) (edge, middle o
 	return edge, middle
 }
 
-func cardinality(ctx context.Context, e *env) error {
-	if err := e.manyValues(ctx, false); err != nil {
-		return err
+func cardinality(ctx context.Context, e *env) {
+	e.manyValues(ctx, false)
+	e.manyDomains(ctx)
+	if !e.other {
+		e.manyValues(ctx, true)
 	}
-	if err := e.manyDomains(ctx); err != nil || e.other {
-		return err
-	}
-	return e.manyValues(ctx, true)
 }
 
 // manyValues calls with a million distinct values.
-func (e *env) manyValues(ctx context.Context, memory bool) error {
+func (e *env) manyValues(ctx context.Context, memory bool) {
 	const values, wide = 1_000_000, 64
 	vars := []string{"BACKEND_TYPE=memory"}
 	var r *store
 	if !memory {
-		var err error
-		if r, err = e.redis(ctx); err != nil {
-			return err
-		}
+		r = e.redis(ctx)
 		vars = []string{"REDIS_URL=" + r.addr, patient}
 	}
-	s, err := e.startServer(ctx, "domain: many\ndescriptors:\n  - key: user\n    rate_limit: {unit: hour, requests_per_unit: 100}\n", vars...)
-	if err != nil {
-		return err
-	}
-	good := load{addr: s.grpc, requests: [][]byte{request("many", "user=good")}, rate: 200, conns: 1, patience: time.Second}
+	s := e.startServer(ctx, "domain: many\ndescriptors:\n  - key: user\n    rate_limit: {unit: hour, requests_per_unit: 100}\n", vars...)
+	good := load{addr: s.GRPC, requests: [][]byte{request("many", "user=good")}, rate: 200, conns: 1, patience: time.Second}
 	alone := good.run(ctx, 4*time.Second)
-	before, err := e.look(ctx, s)
-	if err != nil {
-		return err
-	}
+	before := e.look(ctx, s)
 	peak := s.peakRSS()
 	wideRequest := func(n int) []byte {
 		some := make([]string, wide)
@@ -158,73 +118,46 @@ func (e *env) manyValues(ctx context.Context, memory bool) error {
 	var running *running
 	if memory {
 		running = good.start(ctx)
-		err = flood(ctx, s, values/wide, wideRequest)
+		flood(ctx, s, values/wide, wideRequest)
 	} else {
-		running, err = e.steadily(ctx, s, values/wide, wideRequest, good)
-	}
-	if err != nil {
-		return err
+		running = e.steadily(ctx, s, values/wide, wideRequest, good)
 	}
 	beside, most := running.stop(), peak()
-	after, err := e.look(ctx, s)
-	if err != nil {
-		return err
-	}
+	after := e.look(ctx, s)
 	if memory {
 		held := s.metric(ctx, "ratelimitd_memory_keys") // as many as MEMORY_MAX_KEYS, of which each part of the table has its share
 		each := float64(after.heap-before.heap) / held
 		e.measured(each <= 200 && held >= 0.95*values, "in memory %.0f bytes a counter, %.0f counters (RSS + %s)", each, held, mb(most-before.rss))
-		return nil
+		return
 	}
 	e.note("good client alone: %s", alone)
 	e.note("beside a million values: %s", beside)
 	e.measured(most-before.rss <= 64<<20, "a million values: RSS + %s", mb(most-before.rss))
 	e.measured(beside.p(0.99) <= 2*alone.p(0.99), "good client p99 %s, without others %s", ms(beside.p(0.99)), ms(alone.p(0.99)))
-	forever, keys, err := r.withoutTTL(ctx)
-	if err != nil {
-		return err
-	}
+	forever, keys := r.withoutTTL(ctx)
 	e.measured(forever == 0 && keys >= values, "%d of %d keys without TTL", forever, keys)
 	e.sameSeries(before, after)
-	return nil
 }
 
 // manyDomains calls with 100,000 domains that have no rules.
-func (e *env) manyDomains(ctx context.Context) error {
+func (e *env) manyDomains(ctx context.Context) {
 	const domains = 100_000
-	r, err := e.redis(ctx)
-	if err != nil {
-		return err
-	}
-	s, err := e.startServer(ctx, calmRules, "REDIS_URL="+r.addr)
-	if err != nil {
-		return err
-	}
+	r := e.redis(ctx)
+	s := e.startServer(ctx, calmRules, "REDIS_URL="+r.addr)
 	some := func(name string) func(int) []byte {
 		return func(n int) []byte { return request(fmt.Sprint(name, n), "user=a") }
 	}
 	// What a server has that has worked for a while, as in D26; and the counters of the first hundred domains, which the
 	// reference has too.
-	load{addr: s.grpc, requests: [][]byte{request("busy", "user=a")}, conns: 2}.run(ctx, 2*time.Second)
-	if err := flood(ctx, s, 5000, some("first")); err != nil {
-		return err
-	}
-	before, err := e.look(ctx, s)
-	if err != nil {
-		return err
-	}
+	load{addr: s.GRPC, requests: [][]byte{request("busy", "user=a")}, conns: 2}.run(ctx, 2*time.Second)
+	flood(ctx, s, 5000, some("first"))
+	before := e.look(ctx, s)
 	peak := s.peakRSS()
-	if err := flood(ctx, s, domains, some("unknown")); err != nil {
-		return err
-	}
+	flood(ctx, s, domains, some("unknown"))
 	most := peak()
-	after, err := e.look(ctx, s)
-	if err != nil {
-		return err
-	}
+	after := e.look(ctx, s)
 	e.measured(most-before.rss <= 20<<20, "unknown domains: RSS + %s", mb(most-before.rss))
 	e.sameSeries(before, after)
-	return nil
 }
 
 // sameSeries says whether there are no more series than before, of which not every server tells.
@@ -243,47 +176,40 @@ type looks struct {
 }
 
 // look has the server collect its garbage, if it can be asked to, and looks at what it takes.
-func (e *env) look(ctx context.Context, s *server) (l looks, err error) {
-	if _, err := get(ctx, "http://"+s.debug+"/debug/pprof/heap?gc=1"); err != nil {
-		return l, err
-	}
+func (e *env) look(ctx context.Context, s *server) (l looks) {
+	_, err := proc.Get(ctx, "http://"+s.Debug+"/debug/pprof/heap?gc=1")
+	e.must(err)
 	l.rss = s.rss()
 	if e.other { // where there may be no such page
-		return l, nil
+		return l
 	}
-	page, err := get(ctx, "http://"+s.debug+"/metrics")
-	if err != nil {
-		return l, err
-	}
-	all, err := s.metrics(ctx)
-	if err != nil {
-		return l, err
-	}
+	page, err := proc.Get(ctx, "http://"+s.Debug+"/metrics")
+	e.must(err)
+	all := proc.Series(page)
 	l.page, l.series, l.heap = len(page), len(all), int64(all["go_memstats_heap_inuse_bytes"])
-	return l, nil
+	return l
 }
 
 // flood sends requests that are made as they are needed, in lots, as fast as they are answered.
-func flood(ctx context.Context, s *server, requests int, next func(n int) []byte) error {
+func flood(ctx context.Context, s *server, requests int, next func(n int) []byte) {
 	const lot, conns = 2000, 2
 	for from := 0; from < requests && ctx.Err() == nil; from += lot {
 		all := make([][]byte, min(lot, requests-from))
 		for i := range all {
 			all[i] = next(from + i)
 		}
-		l := load{addr: s.grpc, requests: all, conns: conns, inflight: 8, total: len(all)}
+		l := load{addr: s.GRPC, requests: all, conns: conns, inflight: 8, total: len(all)}
 		if n := len(l.run(ctx, time.Minute).of(okay, over)); n < len(all) {
-			return fmt.Errorf("%d of %d calls had no verdict", len(all)-n, len(all))
+			s.e.fail("%d of %d calls had no verdict", len(all)-n, len(all))
 		}
 	}
 	runtime.GC() // of this process
-	return ctx.Err()
 }
 
 // steadily sends requests at two fifths of the rate at which they are answered at most, and starts a good client beside them.
 // It is their number that is tried here, not a surge, which would take the good client's share of the processors (C21). For the
 // same reason they are made before: making them takes more than deciding them.
-func (e *env) steadily(ctx context.Context, s *server, requests int, next func(n int) []byte, good load) (*running, error) {
+func (e *env) steadily(ctx context.Context, s *server, requests int, next func(n int) []byte, good load) *running {
 	const share, conns = 0.4, 2
 	all := make([][]byte, requests)
 	for i := range all {
@@ -292,47 +218,36 @@ func (e *env) steadily(ctx context.Context, s *server, requests int, next func(n
 	runtime.GC() // of this process
 	first := all[:requests/5]
 	begin := time.Now()
-	fast := load{addr: s.grpc, requests: first, conns: conns, inflight: 8, total: len(first)}.run(ctx, 0)
+	fast := load{addr: s.GRPC, requests: first, conns: conns, inflight: 8, total: len(first)}.run(ctx, 0)
 	peak := float64(len(first)) / time.Since(begin).Seconds()
 	rest := all[len(first):]
 	beside := good.start(ctx)
-	slow := load{addr: s.grpc, requests: rest, conns: conns, rate: share * peak}.run(ctx, time.Duration(float64(len(rest))/(share*peak)*float64(time.Second)))
+	slow := load{addr: s.GRPC, requests: rest, conns: conns, rate: share * peak}.run(ctx, time.Duration(float64(len(rest))/(share*peak)*float64(time.Second)))
 	e.note("at most: %s; %.0f a second", fast, peak)
 	e.note("at %.0f a second: %s", share*peak, slow)
 	if n := len(fast.of(okay, over)) + len(slow.of(okay, over)); n < requests {
-		return beside, fmt.Errorf("%d of %d calls had no verdict", requests-n, requests)
+		e.fail("%d of %d calls had no verdict", requests-n, requests)
 	}
-	return beside, ctx.Err()
+	return beside
 }
 
 // crowded is how many clients there are at once.
 const crowded = 500
 
-func crowd(ctx context.Context, e *env) error {
-	if err := e.reconnects(ctx); err != nil {
-		return err
-	}
-	return e.noisy(ctx)
+func crowd(ctx context.Context, e *env) {
+	e.reconnects(ctx)
+	e.noisy(ctx)
 }
 
 // reconnects has 500 clients come at once, and Redis lose all of its clients while they wait.
-func (e *env) reconnects(ctx context.Context) error {
-	r, err := e.redis(ctx)
-	if err != nil {
-		return err
-	}
-	g, err := e.gate(ctx, r.addr)
-	if err != nil {
-		return err
-	}
+func (e *env) reconnects(ctx context.Context) {
+	r := e.redis(ctx)
+	g := e.gate(ctx, r.addr)
 	g.slow.Store(int64(5 * time.Millisecond)) // so that dials can be seen together
-	s, err := e.startServer(ctx, byPolicy(1_000_000), "REDIS_URL="+g.addr)
-	if err != nil {
-		return err
-	}
-	quiet := load{addr: s.grpc, requests: callsByPolicy(5), rate: 100, conns: 1, timeout: envoyTimeout, patience: time.Second}
+	s := e.startServer(ctx, byPolicy(1_000_000), "REDIS_URL="+g.addr)
+	quiet := load{addr: s.GRPC, requests: callsByPolicy(5), rate: 100, conns: 1, timeout: envoyTimeout, patience: time.Second}
 	alone := quiet.run(ctx, time.Second)
-	many := load{addr: s.grpc, requests: callsByPolicy(100), rate: 1000, conns: crowded, timeout: envoyTimeout, patience: 3 * time.Second}
+	many := load{addr: s.GRPC, requests: callsByPolicy(100), rate: 1000, conns: crowded, timeout: envoyTimeout, patience: 3 * time.Second}
 	for range 3 { // all of them leave, and come back at once
 		some := many.run(ctx, time.Second)
 		e.note("%d connections: %s", crowded, some)
@@ -341,9 +256,7 @@ func (e *env) reconnects(ctx context.Context) error {
 	running := many.start(ctx)
 	for range 5 {
 		_ = sleep(ctx, 500*time.Millisecond)
-		if err := r.Do(ctx, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err(); err != nil && !errors.Is(err, redis.Nil) {
-			return err
-		}
+		e.must(r.Do(ctx, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err())
 	}
 	_ = sleep(ctx, time.Second)
 	now := running.now()
@@ -354,72 +267,44 @@ func (e *env) reconnects(ctx context.Context) error {
 	wrong := len(settled) - len(settled.of(okay))
 	e.measured(settled.share(wrong) <= 0.01, "half a second after the last: %d of %d wrong", wrong, len(settled))
 	e.measured(g.most.Load() <= 4, "%d dials in flight at most (%d in all)", g.most.Load(), g.opened.Load())
-	info, err := r.Info(ctx, "stats").Result()
-	if err != nil {
-		return err
-	}
-	e.measured(strings.Contains(info, "rejected_connections:0\r"), "rejected_connections %s", field(info, "rejected_connections:"))
-	return nil
-}
-
-// field returns what follows a name in what INFO says.
-func field(info, name string) string {
-	_, rest, _ := strings.Cut(info, name)
-	value, _, _ := strings.Cut(rest, "\r")
-	return value
+	_, rejected, _ := strings.Cut(r.Info(ctx, "stats").Val(), "rejected_connections:")
+	rejected, _, _ = strings.Cut(rejected, "\r")
+	e.measured(rejected == "0", "rejected_connections %s", rejected)
 }
 
 // noisy has a domain offer 2 and 5 times the peak beside another one that offers little, on connections of its own and on the same.
-func (e *env) noisy(ctx context.Context) error {
-	at, err := e.pin()
-	if err != nil {
-		return err
-	}
-	s, err := e.newSurge(ctx, at, work{descriptors: 16, policy: "deny"})
-	if err != nil {
-		return err
-	}
-	if err := s.server.serve("quiet.yaml", strings.Replace(calmRules, "domain: busy", "domain: quiet", 1)); err != nil {
-		return err
-	}
+func (e *env) noisy(ctx context.Context) {
+	e.pin()
+	s := e.newSurge(ctx, work{descriptors: 16, policy: "deny"})
+	s.server.serve("quiet.yaml", strings.Replace(calmRules, "domain: busy", "domain: quiet", 1))
 	s.measurePeak(ctx, 2*time.Second)
 	quiet := s.load()
 	quiet.requests, quiet.rate, quiet.timeout, quiet.patience = wide("quiet", 16), s.peak/20, envoyTimeout, time.Second
 	alone := quiet.run(ctx, 3*time.Second)
 	e.note("quiet, alone: %s", alone)
 	e.published("quiet domain by itself: p99 %s", ms(alone.p(0.99)))
-	if err := s.besideLoop(ctx, quiet); err != nil {
-		return err
-	}
+	s.besideLoop(ctx, quiet)
 	for _, level := range []struct{ k, asked float64 }{{2, 0.99}, {5, 0.95}} {
 		got := s.beside(ctx, level.k, quiet)
 		s.decided(fmt.Sprintf("beside %g × the peak", level.k), got.own, level.asked)
 		s.decided(fmt.Sprintf("beside %g ×, on the same connections", level.k), got.same, level.asked)
 	}
 	s.publish()
-	return ctx.Err()
 }
 
 // besideLoop measures how long calls take while no other caller is there, but a loop keeps the processor busy: what the kernel's time
 // slices alone cost.
-func (s *surge) besideLoop(ctx context.Context, quiet load) error {
+func (s *surge) besideLoop(ctx context.Context, quiet load) {
 	e := s.e
-	loop, err := e.process("loop", "sh", "-c", "while :; do :; done")
-	if err != nil {
-		return err
-	}
-	loop.Processors = strconv.Itoa(s.pinned.theirs)
-	if err := loop.Launch(); err != nil {
-		return err
-	}
+	loop := e.process("loop", "sh", "-c", "while :; do :; done")
+	e.must(loop.Launch())
 	defer loop.Kill()
 	busy := quiet.run(ctx, 3*time.Second)
 	if worked := loop.busy(); worked < time.Second {
-		return fmt.Errorf("the loop beside a quiet domain worked for %v in 3 s", worked)
+		e.fail("the loop beside a quiet domain worked for %v in 3 s", worked)
 	}
 	e.note("quiet, alone, on a processor that a loop keeps busy: %s", busy)
 	e.published("quiet domain by itself, on a processor that a loop keeps busy: p99 %s", ms(busy.p(0.99)))
-	return nil
 }
 
 // besides is what became of the calls of a quiet domain beside a noisy one.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -40,7 +39,6 @@ type surge struct {
 	work
 
 	e        *env
-	pinned   cores
 	server   *server
 	redis    *store // nil in memory
 	requests [][]byte
@@ -83,7 +81,7 @@ func (v *level) residual() float64 {
 }
 
 func (s *surge) load() load {
-	return load{addr: s.server.grpc, requests: s.requests}
+	return load{addr: s.server.GRPC, requests: s.requests}
 }
 
 // busy returns the CPU time of the server and its store.
@@ -176,56 +174,29 @@ func (k work) String() string {
 	return fmt.Sprintf("%d descriptors %s, %s", k.descriptors, where, k.policy)
 }
 
-// newSurge starts a server, and a Redis unless it counts in memory, on one processor.
-func (e *env) newSurge(ctx context.Context, at cores, k work) (*surge, error) {
-	s := &surge{work: k, e: e, pinned: at, requests: wide("busy", k.descriptors)}
+// newSurge starts a server, and a Redis unless it counts in memory.
+func (e *env) newSurge(ctx context.Context, k work) *surge {
+	s := &surge{work: k, e: e, requests: wide("busy", k.descriptors)}
 	rules := strings.Replace(calmRules, "deny", k.policy, 1)
 	vars := []string{"BACKEND_TYPE=memory"}
 	if k.warm != cold {
 		s.requests, rules = warm("busy"), warmRules
 	}
-	var err error
 	if !k.memory {
-		if s.redis, err = e.pinnedRedis(ctx, at); err != nil {
-			return nil, err
-		}
+		s.redis = e.redis(ctx)
 		vars = []string{"REDIS_URL=" + s.redis.addr, fmt.Sprintf("NEAR_CACHE_LEASES=%t", k.warm != unleased)}
 	}
-	s.server, err = e.pinnedServer(ctx, at, rules, vars...)
-	return s, err
-}
-
-// pinnedRedis starts a Redis on the processor of what is measured.
-func (e *env) pinnedRedis(ctx context.Context, at cores) (*store, error) {
-	port, err := e.ports.Free(ctx)
-	if err != nil {
-		return nil, err
-	}
-	r, err := e.redisAt(port)
-	if err != nil {
-		return nil, err
-	}
-	r.Processors = strconv.Itoa(at.theirs)
-	return r, r.Start(ctx)
-}
-
-// pinnedServer starts a server on that processor.
-func (e *env) pinnedServer(ctx context.Context, at cores, rules string, vars ...string) (*server, error) {
-	s, err := e.server(ctx, rules, vars...)
-	if err != nil {
-		return nil, err
-	}
-	s.Processors = strconv.Itoa(at.theirs)
-	return s, s.Start(ctx)
+	s.server = e.startServer(ctx, rules, vars...)
+	return s
 }
 
 // alone calls f, and reports whether the server's processor and the load's were free for them meanwhile. Otherwise figures are worth nothing.
 func (s *surge) alone(f func() outcomes) (decided outcomes, quiet bool) {
 	const much, slow = 0.1, 5 * time.Millisecond
-	begin, all, busy := time.Now(), spent(s.pinned.theirs), s.busy()
+	begin, all, busy := time.Now(), spent(s.e.theirs), s.busy()
 	decided = f()
 	took := time.Since(begin).Seconds()
-	theirs, lag := ((spent(s.pinned.theirs)-all).Seconds()-(s.busy()-busy))/took, decided.lag(0.99)
+	theirs, lag := ((spent(s.e.theirs)-all).Seconds()-(s.busy()-busy))/took, decided.lag(0.99)
 	s.theirs, s.lag = max(s.theirs, theirs), max(s.lag, lag)
 	return decided, theirs <= much && lag <= slow
 }
@@ -306,7 +277,7 @@ func (s *surge) part(ctx context.Context, k float64, d time.Duration) (v level, 
 
 // transportCost returns what a call costs that has no limit to be decided, as a share of one that is decided: it is read, its
 // rules are found, and it is answered, as one that a policy decides, which costs a little more.
-func (s *surge) transportCost(ctx context.Context) (share float64, err error) {
+func (s *surge) transportCost(ctx context.Context) (share float64) {
 	l := s.load()
 	l.requests, l.inflight = wide("free", s.descriptors), s.inflight
 	l.run(ctx, again)
@@ -316,18 +287,15 @@ func (s *surge) transportCost(ctx context.Context) (share float64, err error) {
 	s.e.note("%s, without a limit: closed loop of %d %s", s.work, 4*l.inflight, all)
 	n := len(all.of(okay))
 	if n < len(all)*99/100 {
-		return 0, fmt.Errorf("of %d calls without a limit %d were answered", len(all), n)
+		s.e.fail("of %d calls without a limit %d were answered", len(all), n)
 	}
 	cost := s.cost
 	s.measure(ctx, s.inflight, 2*again)
-	return busy / float64(n) / ((cost + s.cost) / 2), nil
+	return busy / float64(n) / ((cost + s.cost) / 2)
 }
 
-func overload(ctx context.Context, e *env) error {
-	at, err := e.pin()
-	if err != nil {
-		return err
-	}
+func overload(ctx context.Context, e *env) {
+	e.pin()
 	type round struct {
 		work
 
@@ -344,17 +312,13 @@ func overload(ctx context.Context, e *env) error {
 	}
 	var off *surge // of the last two
 	if e.full {
-		rounds = append(slices.Repeat(rounds, 3), round{work{descriptors: 1, policy: "deny"}, 4 * time.Second, true}, round{work{memory: true, descriptors: 1, policy: "deny"}, 4 * time.Second, true})
+		rounds = append(slices.Repeat(rounds, 3),
+			round{work{descriptors: 1, policy: "deny"}, 4 * time.Second, true}, round{work{memory: true, descriptors: 1, policy: "deny"}, 4 * time.Second, true})
 	}
 	for _, r := range rounds {
-		s, err := e.newSurge(ctx, at, r.work)
-		if err != nil {
-			return err
-		}
+		s := e.newSurge(ctx, r.work)
 		s.curve = r.curve
-		if err := s.play(ctx, r.length); err != nil {
-			return err
-		}
+		s.play(ctx, r.length)
 		switch r.warm {
 		case cold:
 		case unleased:
@@ -367,7 +331,7 @@ func overload(ctx context.Context, e *env) error {
 			s.redis.Kill()
 		}
 	}
-	return e.far(ctx, at)
+	e.far(ctx)
 }
 
 // figure takes a figure down. That of a curve is only published.
@@ -376,18 +340,13 @@ func (s *surge) figure(good bool, format string, args ...any) {
 }
 
 // play measures all levels, and takes the figures down.
-func (s *surge) play(ctx context.Context, length time.Duration) error {
+func (s *surge) play(ctx context.Context, length time.Duration) {
 	e := s.e
 	s.measurePeak(ctx, 4*time.Second)
 	base := s.normal(ctx, time.Second)
 	e.note("%s, half of the peak: %s", s.work, base)
-	if err := s.server.serve("free.yaml", freeRules); err != nil {
-		return err
-	}
-	shareBefore, err := s.transportCost(ctx)
-	if err != nil {
-		return err
-	}
+	s.server.serve("free.yaml", freeRules)
+	shareBefore := s.transportCost(ctx)
 	health := s.server.health(ctx)
 	spent := s.server.metric(ctx, "ratelimitd_near_cache_spent_total")
 	var levels []level
@@ -403,10 +362,7 @@ func (s *surge) play(ctx context.Context, length time.Duration) error {
 	after := s.normal(ctx, 2*time.Second)
 	failed, asked := health()
 	e.note("%s, half of the peak again: %s", s.work, after)
-	shareAfter, err := s.transportCost(ctx)
-	if err != nil {
-		return err
-	}
+	shareAfter := s.transportCost(ctx)
 	share := (shareBefore + shareAfter) / 2
 	e.published("%s: peak %.0f a second, %.0f µs each", s.work, s.peak, s.cost*1e6)
 	e.published("s = %.2f; calls not decided in time at 5 × cost %.2f", share, levels[len(levels)-1].residual())
@@ -414,7 +370,6 @@ func (s *surge) play(ctx context.Context, length time.Duration) error {
 	s.report(levels, share)
 	s.asBefore(after, base)
 	s.figure(failed == 0, "health failed %d of %d", failed, asked)
-	return ctx.Err()
 }
 
 // leases takes down which part of all hits was spent from leases. Without some, the figures would say nothing of them.

@@ -51,10 +51,7 @@ func TestPublish(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := config{server: program, redis: "redis-server", seed: 7, only: regexp.MustCompile(""), page: page, stdout: io.Discard, stderr: io.Discard}
-	bad := check{id: "Z2", what: "what is done", figure: "two", play: func(_ context.Context, e *env) error {
-		e.measured(false, "one")
-		return nil
-	}}
+	bad := check{id: "Z2", what: "what is done", figure: "two", play: func(_ context.Context, e *env) { e.measured(false, "one") }}
 	for range 2 {
 		if err := c.play(t.Context(), []check{bad}); !errors.Is(err, errFailed) {
 			t.Errorf("a check that fails: %v", err)
@@ -172,16 +169,15 @@ func TestQuantile(t *testing.T) {
 func TestFailure(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	c := config{server: "unused", seed: 7, only: regexp.MustCompile(""), stdout: &stdout, stderr: &stderr}
-	good := check{id: "Z1", play: func(_ context.Context, e *env) error {
-		e.measured(true, "one")
-		return nil
-	}}
-	bad := check{id: "Z2", play: func(_ context.Context, e *env) error {
+	good := check{id: "Z1", play: func(_ context.Context, e *env) { e.measured(true, "one") }}
+	bad := check{id: "Z2", play: func(_ context.Context, e *env) {
 		e.note("something happened")
 		e.measured(false, "two")
-		return nil
 	}}
-	broken := check{id: "Z3", play: func(context.Context, *env) error { return errors.New("no such thing") }}
+	broken := check{id: "Z3", play: func(_ context.Context, e *env) {
+		e.together(func() {}, func() { e.must(errors.New("no such thing")) })
+		e.measured(false, "three, which is not reached")
+	}}
 	if err := c.play(t.Context(), []check{good}); err != nil {
 		t.Errorf("a check that passes: %v", err)
 	}
@@ -196,7 +192,10 @@ func TestFailure(t *testing.T) {
 			t.Errorf("%q is not in\n%s", want, &stdout)
 		}
 	}
-	for _, want := range []string{"Z2, seed 7", "something happened"} {
+	if strings.Contains(stdout.String(), "three") {
+		t.Errorf("a check goes on that was ended:\n%s", &stdout)
+	}
+	for _, want := range []string{"Z2, seed 7", "something happened", "ended at chaos_test.go:"} {
 		if !strings.Contains(stderr.String(), want) {
 			t.Errorf("%q is not in\n%s", want, &stderr)
 		}
@@ -292,10 +291,9 @@ func TestCutShort(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	c := config{server: "unused", only: regexp.MustCompile(""), stdout: io.Discard, stderr: io.Discard}
-	k := check{id: "Z1", play: func(_ context.Context, e *env) error {
+	k := check{id: "Z1", play: func(_ context.Context, e *env) {
 		cancel()
 		e.measured(true, "one")
-		return nil
 	}}
 	if r := c.try(ctx, k, c.server, false); r.pass() {
 		t.Error("a check that was cut short has passed")

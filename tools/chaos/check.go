@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"hash/fnv"
@@ -8,11 +9,14 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	toxiproxy "github.com/Shopify/toxiproxy/v2"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
@@ -20,9 +24,9 @@ import (
 type check struct {
 	id     string // such as B9
 	what   string
-	figure string // what passes
-	peer   bool   // applies to other servers with the same environment variables too
-	play   func(context.Context, *env) error
+	figure string                      // what passes
+	peer   bool                        // applies to other servers with the same environment variables too
+	play   func(context.Context, *env) // fails by env.must
 }
 
 // untimedIDs are those of the checks in which nothing depends on what else the machine does meanwhile; the longest first.
@@ -53,7 +57,8 @@ type env struct {
 	n      int // of files and processes
 	ports  proc.Ports
 	logs   []string // files
-	toxics *wires
+	theirs string   // the processor of processes that are started from now on; empty for any
+	toxics *toxiproxy.ApiServer
 }
 
 func newEnv(c *config, k check, program string, other bool) (*env, error) {
@@ -71,12 +76,78 @@ func newEnv(c *config, k check, program string, other bool) (*env, error) {
 	}, nil
 }
 
+// port returns a port of 127.0.0.1 that is free.
+func (e *env) port(ctx context.Context) string {
+	port, err := e.ports.Free(ctx)
+	e.must(err)
+	return port
+}
+
+// writeFile writes a file of the check, and returns its path.
+func (e *env) writeFile(name string, text []byte) string {
+	path := filepath.Join(e.dir, name)
+	e.must(os.WriteFile(path, text, 0o600))
+	return path
+}
+
 // hash makes what checks draw differ.
 func hash(s string) uint64 {
 	h := fnv.New64a()
 	_, _ = io.WriteString(h, s) // never fails
 	return h.Sum64()
 }
+
+// must ends the check if there is an error, as FailNow ends a test: it does not return then, and deferred calls are run. In a goroutine of
+// [env.together] it ends that one, and together the check.
+func (e *env) must(err error) {
+	if err == nil {
+		return
+	}
+	file, line := "check.go", 0
+	for skip := 1; file == "check.go"; skip++ { // of fail and the like the caller tells more
+		_, file, line, _ = runtime.Caller(skip)
+		file = filepath.Base(file)
+	}
+	e.note("ended at %s:%d: %v", file, line, err)
+	e.mu.Lock()
+	e.result.err = cmp.Or(e.result.err, err) // the first tells most
+	e.mu.Unlock()
+	runtime.Goexit()
+}
+
+// finish calls functions at the same time, and reports whether none of them was ended by must.
+func finish(all ...func()) bool {
+	var wg sync.WaitGroup
+	var finished atomic.Int64
+	for _, f := range all {
+		wg.Go(func() {
+			f()
+			finished.Add(1)
+		})
+	}
+	wg.Wait()
+	return int(finished.Load()) == len(all)
+}
+
+// together calls functions at the same time. It ends the check when one of them did.
+func (e *env) together(all ...func()) {
+	if !finish(all...) {
+		runtime.Goexit()
+	}
+}
+
+// fail ends the check.
+func (e *env) fail(format string, args ...any) { e.must(fmt.Errorf(format, args...)) }
+
+// await waits until f returns true, and ends the check if it does not.
+func (e *env) await(ctx context.Context, what string, f func() bool) {
+	if _, ok := poll(ctx, patience, f); !ok {
+		e.fail("waited in vain for %s", what)
+	}
+}
+
+// sleep waits for d. It ends the check if ctx is done before.
+func (e *env) sleep(ctx context.Context, d time.Duration) { e.must(sleep(ctx, d)) }
 
 // atEnd has f called when the check is over; the last first.
 func (e *env) atEnd(f func()) {

@@ -24,25 +24,18 @@ type clock struct {
 }
 
 // clock takes over the clock of a process, which should be idle.
-func (p *process) clock(ctx context.Context) (*clock, error) {
+func (p *process) clock(ctx context.Context) *clock {
 	mem, err := os.OpenFile(p.memory(), os.O_RDWR, 0)
-	if err != nil {
-		return nil, err
-	}
+	p.e.must(err)
 	defer func() { _ = mem.Close() }()
 	begin, code, err := p.vdso(mem)
-	if err != nil {
-		return nil, err
-	}
-	if err := p.Pause(); err != nil {
-		return nil, err
-	}
+	p.e.must(err)
+	p.e.must(p.Pause())
 	defer func() { _ = p.Resume() }()
-	if _, ok := poll(ctx, patience, func() bool { return p.standsOutside(begin, begin+uint64(len(code))) }); !ok {
-		return nil, errors.New("the process does not stop reading the time")
-	}
+	p.e.await(ctx, "a process that does not read the time", func() bool { return p.standsOutside(begin, begin+uint64(len(code))) })
 	c := &clock{process: p}
-	return c, c.patch(mem, begin, code)
+	p.e.must(c.patch(mem, begin, code))
+	return c
 }
 
 func (p *process) memory() string { return fmt.Sprintf("/proc/%d/mem", p.PID()) }
@@ -154,11 +147,9 @@ func timeFunctions() map[string][]byte {
 }
 
 // set puts the clock so far before that of the machine, in seconds; behind it if negative.
-func (c *clock) set(seconds int64) error {
+func (c *clock) set(seconds int64) {
 	mem, err := os.OpenFile(c.process.memory(), os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
+	c.process.e.must(err)
 	_, err = mem.WriteAt(binary.LittleEndian.AppendUint64(nil, uint64(seconds)), c.offset)
-	return errors.Join(err, mem.Close())
+	c.process.e.must(errors.Join(err, mem.Close()))
 }

@@ -30,11 +30,9 @@ type gate struct {
 }
 
 // gate returns a gate before an address, which ends with the check.
-func (e *env) gate(ctx context.Context, to string) (*gate, error) {
+func (e *env) gate(ctx context.Context, to string) *gate {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
+	e.must(err)
 	g := &gate{addr: l.Addr().String(), to: to, rand: rand.New(rand.NewPCG(uint64(e.seed), hash(e.id+"gate"))), open: map[net.Conn]struct{}{}}
 	e.atEnd(func() {
 		_ = l.Close()
@@ -49,7 +47,7 @@ func (e *env) gate(ctx context.Context, to string) (*gate, error) {
 			go g.pass(conn)
 		}
 	}()
-	return g, nil
+	return g
 }
 
 // cutAll closes all connections.

@@ -167,22 +167,14 @@ func framesUntil(ctx context.Context, addr string, write func(fr *http2.Framer, 
 	})
 }
 
-func attacks(ctx context.Context, e *env) error {
+func attacks(ctx context.Context, e *env) {
 	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	r, err := e.redis(ctx)
-	if err != nil {
-		return err
-	}
-	s, err := e.startServer(ctx, "domain: d\ndescriptors:\n  - {key: k, rate_limit: {unit: hour, requests_per_unit: 4000000000}}\n", "REDIS_URL="+r.addr)
-	if err != nil {
-		return err
-	}
-	good := load{addr: s.grpc, requests: [][]byte{request("d", "k=good")}, rate: 200, timeout: time.Second, conns: 1}
+	e.must(err)
+	r := e.redis(ctx)
+	s := e.startServer(ctx, limited(4_000_000_000, "hour"), "REDIS_URL="+r.addr)
+	good := load{addr: s.GRPC, requests: [][]byte{request("d", "k=good")}, rate: 200, timeout: time.Second, conns: 1}
 	// What a server has that has worked for a while: its heap grows to five times what is alive before anything is collected.
-	load{addr: s.grpc, requests: good.requests, conns: 2}.run(ctx, 2*time.Second)
+	load{addr: s.GRPC, requests: good.requests, conns: 2}.run(ctx, 2*time.Second)
 	calm := good.run(ctx, 2*time.Second)
 	before := s.rss()
 	e.note("before: %s, %s", calm, mb(before))
@@ -192,16 +184,11 @@ func attacks(ctx context.Context, e *env) error {
 	var slow, large string
 	for _, a := range attackList() {
 		peak := s.peakRSS()
-		hostile, err := e.process("attack", self, "-attack", a.name, s.grpc, s.http)
-		if err != nil {
-			return err
-		}
-		if err := hostile.Launch(); err != nil {
-			return err
-		}
+		hostile := e.process("attack", self, "-attack", a.name, s.GRPC, s.HTTP)
+		e.must(hostile.Launch())
 		all := good.run(ctx, attackTime)
 		if hostile.Died() {
-			return fmt.Errorf("%s has ended by itself", a.name)
+			e.fail("%s has ended by itself", a.name)
 		}
 		hostile.Kill()
 		more := peak() - before
@@ -214,7 +201,7 @@ func attacks(ctx context.Context, e *env) error {
 		}
 		errorsSeen += len(all) - len(all.of(okay))
 		if s.Died() {
-			return fmt.Errorf("%s ends the server", a.name)
+			e.fail("%s ends the server", a.name)
 		}
 	}
 	e.measured(slowest <= 50*time.Millisecond, "%d attacks; good client p99 at most %s (%s)", len(attackList()), ms(slowest), slow)
@@ -224,5 +211,4 @@ func attacks(ctx context.Context, e *env) error {
 	defer rest.stop()
 	took, back := poll(ctx, 30*time.Second, func() bool { return s.rss() < before+20<<20 })
 	e.measured(back, "back within 20 MB after %.1f s", took.Seconds())
-	return nil
 }

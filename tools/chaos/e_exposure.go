@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,15 +21,11 @@ import (
 )
 
 // exposure is E29.
-func exposure(ctx context.Context, e *env) error {
+func exposure(ctx context.Context, e *env) {
 	here, err := ownAddress()
-	if err != nil {
-		return err
-	}
-	if err := reached(ctx, e, here); err != nil {
-		return err
-	}
-	return secrets(ctx, e)
+	e.must(err)
+	reached(ctx, e, here)
+	secrets(ctx, e)
 }
 
 // ownAddress returns an address of this machine that is not loopback: who connects to it comes from it too.
@@ -48,18 +43,17 @@ func ownAddress() (string, error) {
 }
 
 // ports returns the ports of TCP on which the process listens.
-func (p *process) ports() (found []string, err error) {
+func (p *process) ports() (found []string) {
 	mine := map[string]bool{}
 	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.PID()))
+	p.e.must(err)
 	for _, fd := range fds {
 		to, _ := os.Readlink(fd) // it may be closed by now
 		mine[strings.TrimSuffix(strings.TrimPrefix(to, "socket:["), "]")] = true
 	}
 	for _, table := range []string{"tcp", "tcp6"} {
 		lines, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", p.PID(), table))
-		if err != nil {
-			return nil, err
-		}
+		p.e.must(err)
 		for line := range strings.Lines(string(lines)) {
 			const local, state, inode = 1, 3, 9
 			f := strings.Fields(line)
@@ -68,35 +62,20 @@ func (p *process) ports() (found []string, err error) {
 			}
 			_, port, _ := strings.Cut(f[local], ":")
 			n, err := strconv.ParseUint(port, 16, 16)
-			if err != nil {
-				return nil, err
-			}
+			p.e.must(err)
 			found = append(found, fmt.Sprint(n))
 		}
 	}
 	slices.Sort(found)
-	return slices.Compact(found), err
+	return slices.Compact(found)
 }
 
 // reached looks at servers from another address.
-func reached(ctx context.Context, e *env, here string) error {
-	r, err := e.redis(ctx)
-	if err != nil {
-		return err
-	}
-	prometheus, err := e.ports.Free(ctx)
-	if err != nil {
-		return err
-	}
-	open, err := e.startServer(ctx, endless, "REDIS_URL="+r.addr, "HOST=0.0.0.0", "DEBUG_HOST=0.0.0.0", "GRPC_HOST=0.0.0.0",
-		"USE_PROMETHEUS=true", "PROMETHEUS_ADDR=:"+prometheus)
-	if err != nil {
-		return err
-	}
-	ports, err := open.ports()
-	if err != nil {
-		return err
-	}
+func reached(ctx context.Context, e *env, here string) {
+	r := e.redis(ctx)
+	open := e.startServer(ctx, endless, "REDIS_URL="+r.addr, "HOST=0.0.0.0", "DEBUG_HOST=0.0.0.0", "GRPC_HOST=0.0.0.0",
+		"USE_PROMETHEUS=true", "PROMETHEUS_ADDR=:"+e.port(ctx))
+	ports := open.ports()
 	told := 0
 	for _, port := range ports {
 		for _, page := range []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/cmdline", "/debug/pprof/profile?seconds=1"} {
@@ -108,44 +87,30 @@ func reached(ctx context.Context, e *env, here string) error {
 	}
 	e.measured(told == 0, "pprof: %d pages on %d ports for others", told, len(ports))
 	if !e.other {
-		_, port, _ := net.SplitHostPort(open.grpc)
+		_, port, _ := net.SplitHostPort(open.GRPC)
 		others := resets(ctx, net.JoinHostPort(here, port))
 		e.measured(others == codes.PermissionDenied || others == codes.Unauthenticated, "admin: %s for others", others)
 	}
 	open.Kill()
-	closed, err := e.startServer(ctx, endless, "REDIS_URL="+r.addr, "GRPC_HOST=0.0.0.0")
-	if err != nil {
-		return err
-	}
-	if ports, err = closed.ports(); err != nil {
-		return err
-	}
+	closed := e.startServer(ctx, endless, "REDIS_URL="+r.addr, "GRPC_HOST=0.0.0.0")
+	ports = closed.ports()
 	var reachable []string
 	for _, port := range ports {
 		if proc.Listens(net.JoinHostPort(here, port))(ctx) == nil {
 			reachable = append(reachable, port)
 		}
 	}
-	within := served(ctx, "http://"+closed.debug+"/debug/pprof/heap")
+	within := served(ctx, "http://"+closed.Debug+"/debug/pprof/heap")
 	e.measured(within, "pprof on loopback: %s", yes(within))
-	_, port, _ := net.SplitHostPort(closed.grpc)
+	_, port, _ := net.SplitHostPort(closed.GRPC)
 	e.measured(len(ports) > 1 && slices.Equal(reachable, []string{port}), "both hosts on loopback: %d of %d ports reached by others", len(reachable), len(ports))
-	return nil
 }
 
 // served says whether a page is.
 func served(ctx context.Context, url string) bool {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
-	if err != nil {
-		return false
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return false
-	}
-	return resp.Body.Close() == nil && resp.StatusCode == http.StatusOK
+	return proc.Answers(url)(ctx) == nil
 }
 
 // resets resets a counter by the admin API at an address, and returns the status.

@@ -69,54 +69,38 @@ func plans(addr string) (all []plan, n int) {
 }
 
 // secrets plants secrets, and looks for them in all that a server tells.
-func secrets(ctx context.Context, e *env) error {
-	r, err := e.redis(ctx)
-	if err != nil {
-		return err
-	}
+func secrets(ctx context.Context, e *env) {
+	r := e.redis(ctx)
 	all, n := plans(r.addr)
 	found := make([]string, len(all)+1)
-	errs := make([]error, len(all)+1)
-	var wg sync.WaitGroup
-	const atOnce = 6
-	slot := make(chan struct{}, atOnce)
+	const inCalls, atOnce = 8, 6 // secrets, and servers
+	servers := []func(){func() { found[len(all)] = secretsOfCalls(ctx, e, r.addr) }}
+	turns := make(chan struct{}, atOnce)
 	for i, p := range all {
-		wg.Go(func() {
-			slot <- struct{}{}
-			defer func() { <-slot }()
-			found[i], errs[i] = p.tells(ctx, e)
+		servers = append(servers, func() {
+			turns <- struct{}{}
+			defer func() { <-turns }()
+			found[i] = p.tells(ctx, e)
 		})
 	}
-	const inCalls = 8 // secrets
-	wg.Go(func() { found[len(all)], errs[len(all)] = secretsOfCalls(ctx, e, r.addr) })
-	wg.Wait()
-	var told []string
-	for i, f := range found {
-		if errs[i] != nil {
-			return errs[i]
-		}
-		told = append(told, secretsIn(f)...)
-	}
-	slices.Sort(told)
-	told = slices.Compact(told)
+	e.together(servers...)
+	told := secretsIn(strings.Join(found, "\n"))
 	e.measured(len(told) == 0, "%d of %d secrets shown%s", len(told), n+inCalls, prefixed(strings.Join(told, " ")))
-	return nil
 }
 
-// secretsIn returns the secrets in a text.
+// secretsIn returns the secrets in a text, each once.
 func secretsIn(text string) []string {
-	return regexp.MustCompile(planted+`(\d\d|[A-H])`).FindAllString(text, -1)
+	all := regexp.MustCompile(planted+`(\d\d|[A-H])`).FindAllString(text, -1)
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // tells starts a server with secrets, and returns all that it tells: its log at the most talkative, its pages, its errors,
 // and what it dumps when it is told to.
-func (p plan) tells(ctx context.Context, e *env) (string, error) {
-	s, err := e.server(ctx, endless, append([]string{"LOG_LEVEL=trace"}, p.vars...)...)
-	if err != nil {
-		return "", err
-	}
-	said, err := s.says(ctx, nil)
-	for _, x := range slices.Compact(slices.Sorted(slices.Values(secretsIn(said)))) {
+func (p plan) tells(ctx context.Context, e *env) string {
+	s := e.server(ctx, endless, append([]string{"LOG_LEVEL=trace"}, p.vars...)...)
+	said := s.says(ctx, nil)
+	for _, x := range secretsIn(said) {
 		e.note("%s is told of %s", x, regexp.MustCompile(planted+`\d+`).ReplaceAllString(p.name, "…"))
 		for line := range strings.Lines(said) {
 			if strings.Contains(line, x) {
@@ -124,55 +108,51 @@ func (p plan) tells(ctx context.Context, e *env) (string, error) {
 			}
 		}
 	}
-	return said, err
+	return said
 }
 
 // says starts a server, calls it, and returns all that it tells until it is ended by a dump.
-func (s *server) says(ctx context.Context, more func() string) (string, error) {
-	s.Ready = proc.Listens(s.grpc)
-	if err := s.Launch(); err != nil {
-		return "", err
-	}
+func (s *server) says(ctx context.Context, more func() string) string {
+	s.Ready = proc.Listens(s.GRPC)
+	s.e.must(s.Launch())
 	most := patience
 	if s.e.other { // which may wait for its store without end
 		most = 3 * time.Second
 	}
-	_, _ = poll(ctx, most, func() bool { return s.Over() || proc.Listens(s.grpc)(ctx) == nil && proc.Listens(s.http)(ctx) == nil })
+	_, _ = poll(ctx, most, func() bool { return s.Over() || proc.Listens(s.GRPC)(ctx) == nil && proc.Listens(s.HTTP)(ctx) == nil })
 	var told strings.Builder
 	if !s.Over() {
-		c, err := s.rls()
-		if err != nil {
-			return "", err
-		}
+		c := s.rls()
 		once, cancel := context.WithTimeout(ctx, time.Second)
-		_, err = c.ShouldRateLimit(once, ask("shop", "user=a"))
+		_, err := c.ShouldRateLimit(once, ask("shop", "user=a"))
 		cancel()
 		fmt.Fprintln(&told, err)
 		_ = sleep(ctx, 200*time.Millisecond) // until it has tried to connect
 		if more != nil {
 			told.WriteString(more())
 		}
-		for _, url := range []string{s.http + "/healthcheck?verbose", s.http + "/readyz", s.debug + "/metrics", s.debug + "/stats", s.debug + "/rlconfig?verbose", s.debug + "/"} {
-			page, _ := body(ctx, "http://"+url)
+		for _, url := range []string{
+			s.HTTP + "/healthcheck?verbose", s.HTTP + "/readyz",
+			s.Debug + "/metrics", s.Debug + "/stats", s.Debug + "/rlconfig?verbose", s.Debug + "/",
+		} {
+			page, _ := proc.Get(ctx, "http://"+url)
 			told.WriteString(page)
 		}
-		if _, err := s.End(syscall.SIGQUIT); err != nil {
-			return "", err
-		}
+		_, err = s.End(syscall.SIGQUIT)
+		s.e.must(err)
 	}
 	log, err := os.ReadFile(s.log)
-	return told.String() + string(log), err
+	s.e.must(err)
+	return told.String() + string(log)
 }
 
 // secretsOfCalls has clients send secrets, with traces, statistics and the admin API on, and returns all that the server
 // shows anyone else.
-func secretsOfCalls(ctx context.Context, e *env, addr string) (string, error) {
+func secretsOfCalls(ctx context.Context, e *env, addr string) string {
 	var mu sync.Mutex
 	var sent strings.Builder                          // to the collector and to statsd
 	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // does not wait
-	if err != nil {
-		return "", err
-	}
+	e.must(err)
 	collector := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		text, _ := io.ReadAll(r.Body)
 		mu.Lock()
@@ -182,9 +162,7 @@ func secretsOfCalls(ctx context.Context, e *env, addr string) (string, error) {
 	go func() { _ = collector.Serve(listener) }()
 	e.atEnd(func() { _ = collector.Close() })
 	statsd, err := net.ListenPacket("udp", "127.0.0.1:0") //nolint:noctx // does not wait
-	if err != nil {
-		return "", err
-	}
+	e.must(err)
 	e.atEnd(func() { _ = statsd.Close() })
 	go func() {
 		for buf := make([]byte, 64<<10); ; {
@@ -197,19 +175,13 @@ func secretsOfCalls(ctx context.Context, e *env, addr string) (string, error) {
 			mu.Unlock()
 		}
 	}()
-	token, err := e.writeFile("token", []byte(planted+"A\n"))
-	if err != nil {
-		return "", err
-	}
+	token := e.writeFile("token", []byte(planted+"A\n"))
 	_, port, _ := net.SplitHostPort(statsd.LocalAddr().String())
-	s, err := e.server(ctx, endless, "REDIS_URL="+addr, "LOG_LEVEL=trace", "LOG_REJECTED=true", "ADMIN_TOKEN_FILE="+token,
+	s := e.server(ctx, endless, "REDIS_URL="+addr, "LOG_LEVEL=trace", "LOG_REJECTED=true", "ADMIN_TOKEN_FILE="+token,
 		"TRACING_ENABLED=true", "OTEL_EXPORTER_OTLP_ENDPOINT=http://"+listener.Addr().String(), "OTEL_EXPORTER_OTLP_HEADERS=authorization="+planted+"B",
 		"OTEL_BSP_SCHEDULE_DELAY=100", "USE_STATSD=true", "STATSD_PROTOCOL=udp", "STATSD_PORT="+port, "STATS_FLUSH_INTERVAL=1s")
-	if err != nil {
-		return "", err
-	}
-	said, err := s.says(ctx, func() string {
-		c, _ := s.rls()
+	said := s.says(ctx, func() string {
+		c := s.rls()
 		with := metadata.AppendToOutgoingContext(ctx, "authorization", planted+"C")
 		_, err := c.ShouldRateLimit(with, ask("shop", "user="+planted+"D"))
 		var told strings.Builder
@@ -218,7 +190,7 @@ func secretsOfCalls(ctx context.Context, e *env, addr string) (string, error) {
 			`{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"` + planted + `E"}]}]}`,
 			`{"domain":"shop","` + planted + `F":1}`,
 		} {
-			req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+s.http+"/json?token="+planted+"G", strings.NewReader(text))
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+s.HTTP+"/json?token="+planted+"G", strings.NewReader(text))
 			if err != nil {
 				continue
 			}
@@ -235,10 +207,10 @@ func secretsOfCalls(ctx context.Context, e *env, addr string) (string, error) {
 	mu.Lock()
 	defer mu.Unlock()
 	if !e.other && !strings.Contains(sent.String(), "ShouldRateLimit") {
-		return "", fmt.Errorf("no traces came")
+		e.fail("no traces came")
 	}
 	for _, x := range secretsIn(said + sent.String()) {
 		e.note("%s of a call is told", x)
 	}
-	return said + sent.String(), err
+	return said + sent.String()
 }

@@ -242,13 +242,13 @@ func (c *config) playIn(ctx context.Context, k check, e *env) {
 	ctx, cancel := context.WithTimeout(ctx, c.longest()+c.soak)
 	defer cancel()
 	begin := time.Now()
-	err := k.play(ctx, e)
-	if err == nil {
-		err = ctx.Err() // what was cut short shows nothing
-	}
+	finish(func() {
+		k.play(ctx, e)
+		e.must(ctx.Err()) // what was cut short shows nothing
+	})
 	e.result.took = time.Since(begin)
-	if err != nil {
-		e.result.err = fmt.Errorf("running %s: %w", k.id, err)
+	if e.result.err != nil {
+		e.result.err = fmt.Errorf("running %s: %w", k.id, e.result.err)
 	}
 	if !e.result.pass() || c.verbose {
 		e.gatherLogs()

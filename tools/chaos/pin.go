@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 	"runtime"
 	"strconv"
@@ -11,20 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cores are two processors, one for what is measured and one for who measures.
-type cores struct{ theirs, ours int }
-
-// pin keeps this process on a processor of its own until the check is over, and says on which one the others are to be
-// (Processors). With a single processor there is nothing to pin, and figures mean little; the error is of that.
-func (e *env) pin() (cores, error) {
+// pin keeps this process on a processor of its own until the check is over, and the processes that it starts from now on on another. A
+// machine with a single processor ends the check.
+func (e *env) pin() {
 	theirs, ours, err := proc.Processors()
-	if err != nil {
-		return cores{}, err
-	}
+	e.must(err)
 	var all unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &all); err != nil {
-		return cores{}, fmt.Errorf("asking for processors: %w", err)
-	}
+	e.must(unix.SchedGetaffinity(0, &all))
 	var own unix.CPUSet
 	own.Set(ours)
 	before := runtime.GOMAXPROCS(1)
@@ -33,7 +25,7 @@ func (e *env) pin() (cores, error) {
 		setAffinity(all)
 		runtime.GOMAXPROCS(before)
 	})
-	return cores{theirs, ours}, nil
+	e.theirs = strconv.Itoa(theirs)
 }
 
 // setAffinity sets where all threads of this process run.
@@ -50,8 +42,8 @@ func setAffinity(set unix.CPUSet) {
 }
 
 // spent returns how long a processor has worked for all processes, and for the machine that it is a part of.
-func spent(cpu int) time.Duration {
-	return proc.Worked(fmt.Sprintf("cpu%d", cpu), 0, 1, 2, 5, 6, 7) // user, nice, system, irq, softirq, steal
+func spent(cpu string) time.Duration {
+	return proc.Worked("cpu"+cpu, 0, 1, 2, 5, 6, 7) // user, nice, system, irq, softirq, steal
 }
 
 // othersShare returns a function that returns which share of all processors has since worked for other processes than this

@@ -16,6 +16,7 @@ import (
 type process struct {
 	*proc.Server
 
+	e   *env
 	log string // file
 }
 
@@ -70,22 +71,20 @@ func (p *process) peakRSS() func() int64 {
 }
 
 // process returns a process whose log is kept and which ends with the check. It is not started.
-func (e *env) process(name, program string, args ...string) (*process, error) {
+func (e *env) process(name, program string, args ...string) *process {
 	e.mu.Lock()
 	e.n++
 	path := filepath.Join(e.dir, fmt.Sprintf("%s%d.log", name, e.n))
 	e.logs = append(e.logs, path)
 	e.mu.Unlock()
 	log, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	p := &process{&proc.Server{Program: program, Args: args, Stdout: log, Stderr: log}, path}
+	e.must(err)
+	p := &process{&proc.Server{Program: program, Args: args, Processors: e.theirs, Stdout: log, Stderr: log}, e, path}
 	e.atEnd(func() {
 		p.Kill()
 		_ = log.Close()
 	})
-	return p, nil
+	return p
 }
 
 // output runs a command and returns what it prints. It ends with ctx, and with it whatever it has started.

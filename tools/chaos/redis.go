@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,33 +22,25 @@ type store struct {
 
 // redis starts a Redis without persistence, with options such as "--maxmemory", "1mb". Its port stays the same when it is
 // killed and started again.
-func (e *env) redis(ctx context.Context, options ...string) (*store, error) {
-	port, err := e.ports.Free(ctx)
-	if err != nil {
-		return nil, err
-	}
-	r, err := e.redisAt(port, options...)
-	if err != nil {
-		return nil, err
-	}
-	return r, r.Start(ctx)
+func (e *env) redis(ctx context.Context, options ...string) *store {
+	r := e.redisAt(e.port(ctx), options...)
+	e.must(r.Start(ctx))
+	return r
 }
 
 // redisAt returns a Redis that is not started yet.
-func (e *env) redisAt(port string, options ...string) (*store, error) {
+func (e *env) redisAt(port string, options ...string) *store {
 	dir := filepath.Join(e.dir, "redis"+port)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	args := append([]string{
+	e.must(os.MkdirAll(dir, 0o700))
+	return e.store("redis", port, append([]string{
 		"--bind", "127.0.0.1", "--port", port, "--save", "", "--dir", dir,
 		"--enable-debug-command", "yes", "--repl-diskless-sync-delay", "0",
-	}, options...)
-	p, err := e.process("redis", e.config.redis, args...)
-	if err != nil {
-		return nil, err
-	}
-	r := &store{process: p, addr: "127.0.0.1:" + port}
+	}, options...)...)
+}
+
+// store returns a Redis or a sentinel that is not started yet.
+func (e *env) store(name, port string, args ...string) *store {
+	r := &store{process: e.process(name, e.config.redis, args...), addr: "127.0.0.1:" + port}
 	r.Client = redis.NewClient(&redis.Options{Addr: r.addr, DisableIdentity: true, Protocol: 2})
 	e.atEnd(func() { _ = r.Close() })
 	r.Ready = func(ctx context.Context) error {
@@ -56,87 +49,67 @@ func (e *env) redisAt(port string, options ...string) (*store, error) {
 		}
 		return nil
 	}
-	return r, nil
+	return r
+}
+
+// follow makes the node a replica of another one.
+func (r *store) follow(ctx context.Context, master *store) {
+	host, port, _ := strings.Cut(master.addr, ":")
+	r.e.must(r.Do(ctx, "REPLICAOF", host, port).Err())
 }
 
 // sentinels is a master with replicas, and the sentinels that watch it.
 type sentinels struct {
+	e     *env
 	nodes []*store // the first is the master at first
 	all   []*store
 	url   string // REDIS_URL, for REDIS_TYPE=sentinel
 }
 
 // sentinel starts a master with replicas, and three sentinels that take it for down after half a second.
-func (e *env) sentinel(ctx context.Context, replicas int) (*sentinels, error) {
+func (e *env) sentinel(ctx context.Context, replicas int) *sentinels {
 	const quorum, watchers = 2, 3
-	s := &sentinels{url: "mymaster"}
+	s := &sentinels{e: e, url: "mymaster"}
 	for range 1 + replicas {
 		var options []string
 		if len(s.nodes) > 0 {
 			options = []string{"--replicaof", strings.Replace(s.nodes[0].addr, ":", " ", 1)}
 		}
-		r, err := e.redis(ctx, options...)
-		if err != nil {
-			return nil, err
-		}
-		s.nodes = append(s.nodes, r)
+		s.nodes = append(s.nodes, e.redis(ctx, options...))
 	}
 	for range watchers {
-		port, err := e.ports.Free(ctx)
-		if err != nil {
-			return nil, err
-		}
-		conf := filepath.Join(e.dir, "sentinel"+port+".conf")
+		port := e.port(ctx)
 		text := fmt.Sprintf("bind 127.0.0.1\nport %s\ndir %s\nsentinel monitor mymaster %s %d\nsentinel down-after-milliseconds mymaster 500\n"+
 			"sentinel failover-timeout mymaster 2000\nsentinel parallel-syncs mymaster 1\n",
 			port, e.dir, strings.Replace(s.nodes[0].addr, ":", " ", 1), quorum)
-		if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
-			return nil, err
-		}
-		p, err := e.process("sentinel", e.config.redis, conf, "--sentinel")
-		if err != nil {
-			return nil, err
-		}
-		r := &store{process: p, addr: "127.0.0.1:" + port}
-		r.Client = redis.NewClient(&redis.Options{Addr: r.addr, DisableIdentity: true, Protocol: 2})
-		e.atEnd(func() { _ = r.Close() })
-		r.Ready = func(ctx context.Context) error { return r.Ping(ctx).Err() }
-		if err := r.Start(ctx); err != nil {
-			return nil, err
-		}
+		r := e.store("sentinel", port, e.writeFile("sentinel"+port+".conf", []byte(text)), "--sentinel")
+		e.must(r.Start(ctx))
 		s.all = append(s.all, r)
 		s.url += "," + r.addr
 	}
 	knows := fmt.Sprintf("slaves=%d,sentinels=%d", replicas, watchers)
 	for _, w := range s.all {
-		if _, ok := poll(ctx, patience, func() bool {
-			info, err := w.Info(ctx, "sentinel").Result()
-			return err == nil && strings.Contains(info, knows)
-		}); !ok {
-			return nil, fmt.Errorf("the sentinel at %s does not get to know %s", w.addr, knows)
-		}
+		e.await(ctx, knows+" at "+w.addr, func() bool { return strings.Contains(w.Info(ctx, "sentinel").Val(), knows) })
 	}
-	return s, nil
+	return s
 }
 
-// master returns the node that the sentinels take for the master.
-func (s *sentinels) master(ctx context.Context) (*store, error) {
+// master returns the node that the sentinels take for the master; nil if they know none.
+func (s *sentinels) master(ctx context.Context) *store {
 	for _, w := range s.all {
-		at, err := w.Do(ctx, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster").StringSlice()
-		if err != nil {
-			continue
-		}
+		at, _ := w.Do(ctx, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster").StringSlice()
 		for _, n := range s.nodes {
 			if n.addr == strings.Join(at, ":") {
-				return n, nil
+				return n
 			}
 		}
 	}
-	return nil, fmt.Errorf("no sentinel knows the master")
+	return nil
 }
 
 // shards is a Redis Cluster.
 type shards struct {
+	e     *env
 	nodes []*store // masters first, then the replica of each, if they have one
 	url   string   // REDIS_URL, for REDIS_TYPE=cluster
 	n     int      // masters
@@ -147,8 +120,8 @@ const slots = 16384
 
 // cluster starts a cluster of masters, each with a replica if replicated, that share the slots evenly, and take a node
 // for dead after half a second.
-func (e *env) cluster(ctx context.Context, masters int, replicated bool) (*shards, error) {
-	c := &shards{n: masters}
+func (e *env) cluster(ctx context.Context, masters int, replicated bool) *shards {
+	c := &shards{e: e, n: masters}
 	count := masters
 	if replicated {
 		count *= 2
@@ -156,85 +129,69 @@ func (e *env) cluster(ctx context.Context, masters int, replicated bool) (*shard
 	var addrs []string
 	for range count {
 		// The bus has a port of its own, which would be 10,000 higher, and may not exist.
-		bus, err := e.ports.Free(ctx)
-		if err != nil {
-			return nil, err
-		}
-		r, err := e.redis(ctx, "--cluster-enabled", "yes", "--cluster-node-timeout", "500", "--cluster-port", bus,
+		bus := e.port(ctx)
+		r := e.redis(ctx, "--cluster-enabled", "yes", "--cluster-node-timeout", "500", "--cluster-port", bus,
 			"--cluster-config-file", "nodes.conf", "--cluster-require-full-coverage", "no")
-		if err != nil {
-			return nil, err
-		}
 		c.nodes, addrs = append(c.nodes, r), append(addrs, r.addr)
 		host, port, _ := strings.Cut(r.addr, ":")
-		if err := c.nodes[0].Do(ctx, "CLUSTER", "MEET", host, port, bus).Err(); err != nil {
-			return nil, err
-		}
+		e.must(c.nodes[0].Do(ctx, "CLUSTER", "MEET", host, port, bus).Err())
 	}
 	for i := range masters {
 		from, to := i*slots/masters, (i+1)*slots/masters-1
-		if err := c.nodes[i].Do(ctx, "CLUSTER", "ADDSLOTSRANGE", from, to).Err(); err != nil {
-			return nil, err
-		}
+		e.must(c.nodes[i].Do(ctx, "CLUSTER", "ADDSLOTSRANGE", from, to).Err())
 	}
 	for i := masters; i < count; i++ {
 		id, err := c.nodes[i-masters].Do(ctx, "CLUSTER", "MYID").Text()
-		if err != nil {
-			return nil, err
-		}
-		if _, ok := poll(ctx, patience, func() bool { return c.nodes[i].Do(ctx, "CLUSTER", "REPLICATE", id).Err() == nil }); !ok {
-			return nil, fmt.Errorf("%s does not become a replica", c.nodes[i].addr)
-		}
+		e.must(err)
+		e.await(ctx, "a replica", func() bool { return c.nodes[i].Do(ctx, "CLUSTER", "REPLICATE", id).Err() == nil })
 	}
 	c.url = strings.Join(addrs, ",")
-	return c, c.settle(ctx)
+	c.settle(ctx)
+	return c
 }
 
 // settle waits until all nodes agree that the cluster is whole, and replicas are in step.
-func (c *shards) settle(ctx context.Context) error {
+func (c *shards) settle(ctx context.Context) {
 	for i, n := range c.nodes {
-		if _, ok := poll(ctx, patience, func() bool {
-			info, err := n.ClusterInfo(ctx).Result()
-			known, _ := n.Do(ctx, "CLUSTER", "NODES").Text()
-			whole := err == nil && strings.Contains(info, "cluster_state:ok") && strings.Contains(info, fmt.Sprint("cluster_slots_ok:", slots)) &&
+		c.e.await(ctx, "a whole cluster at "+n.addr, func() bool {
+			info, known := n.ClusterInfo(ctx).Val(), n.Do(ctx, "CLUSTER", "NODES").String()
+			whole := strings.Contains(info, "cluster_state:ok") && strings.Contains(info, fmt.Sprint("cluster_slots_ok:", slots)) &&
 				strings.Count(known, "slave") == len(c.nodes)-c.n
 			if i < c.n || !whole {
 				return whole
 			}
-			role, err := n.Info(ctx, "replication").Result()
-			return err == nil && strings.Contains(role, "master_link_status:up")
-		}); !ok {
-			return fmt.Errorf("the cluster does not come together: %s", n.addr)
-		}
+			return strings.Contains(n.Info(ctx, "replication").Val(), "master_link_status:up")
+		})
 	}
-	return sleep(ctx, 100*time.Millisecond)
+	c.e.sleep(ctx, 100*time.Millisecond)
+}
+
+// batch is how many keys one command or pipeline is about.
+const batch = 1000
+
+// keys returns all keys.
+func (r *store) keys(ctx context.Context) (all []string) {
+	found := r.Scan(ctx, 0, "", batch).Iterator()
+	for found.Next(ctx) {
+		all = append(all, found.Val())
+	}
+	r.e.must(found.Err())
+	return all
 }
 
 // withoutTTL counts the keys that never expire, and all keys.
-func (r *store) withoutTTL(ctx context.Context) (forever, all int, err error) {
-	const batch = 1000
-	for cursor := uint64(0); ; {
-		var keys []string
-		if keys, cursor, err = r.Scan(ctx, cursor, "", batch).Result(); err != nil {
-			return 0, 0, err
-		}
+func (r *store) withoutTTL(ctx context.Context) (forever, all int) {
+	keys := r.keys(ctx)
+	for some := range slices.Chunk(keys, batch) {
 		pipe := r.Pipeline()
-		var ttls []*redis.Cmd
-		for _, k := range keys {
-			ttls = append(ttls, pipe.Do(ctx, "PTTL", k))
+		for _, k := range some {
+			pipe.Do(ctx, "PTTL", k)
 		}
-		if len(keys) > 0 {
-			if _, err := pipe.Exec(ctx); err != nil {
-				return 0, 0, err
-			}
-		}
+		ttls, err := pipe.Exec(ctx)
+		r.e.must(err)
 		for _, t := range ttls {
-			if n, err := t.Int64(); err == nil && n == -1 {
-				forever++
-			}
-		}
-		if all += len(keys); cursor == 0 {
-			return forever, all, nil
+			forever += boolInt(t.(*redis.Cmd).Val() == int64(-1)) //nolint:forcetypeassert // Do returns it
 		}
 	}
+	return forever, len(keys)
 }

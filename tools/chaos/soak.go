@@ -31,7 +31,7 @@ func soaking(d time.Duration) check {
 		"soak", fmt.Sprintf("%v at half the peak: 3 servers with leases, Sentinel, 1,000 rules, Zipf, 1,000 new keys/s, a fault every 10 s", d),
 		"0 bounds broken; errors only in faults + 3 s; then RSS and what is alive grow ≤ 1 MB/min; goroutines and FDs ± 10; keys without TTL 0; " +
 			"p99.9 outside faults ≤ 50 ms; 0 exits not ordered; ≤ 10 log lines/s",
-		false, func(ctx context.Context, e *env) error { return e.soak(ctx, d) },
+		false, func(ctx context.Context, e *env) { e.soak(ctx, d) },
 	}
 }
 
@@ -90,28 +90,17 @@ func soakText(round int) string {
 	return b.String()
 }
 
-func (e *env) soak(ctx context.Context, d time.Duration) error {
+func (e *env) soak(ctx context.Context, d time.Duration) {
 	k := &soak{env: e, bounded: map[[2]int64]int{}, slow: map[int]int{}}
-	var err error
-	if k.redis, err = e.sentinel(ctx, 2); err != nil {
-		return err
-	}
-	for range 3 {
-		// Keys of one minute must not expire in one moment, which keeps Redis for 22 ms: it is 300 s unless set.
-		s, err := e.startServer(ctx, soakText(0), "REDIS_TYPE=sentinel", "REDIS_URL="+k.redis.url, "EXPIRATION_JITTER_MAX_SECONDS=60")
-		if err != nil {
-			return err
-		}
-		k.servers = append(k.servers, s)
-	}
+	k.redis = e.sentinel(ctx, 2)
+	// Keys of one minute must not expire in one moment, which keeps Redis for 22 ms: it is 300 s unless set.
+	k.servers = e.startServers(ctx, 3, soakText(0), "REDIS_TYPE=sentinel", "REDIS_URL="+k.redis.url, "EXPIRATION_JITTER_MAX_SECONDS=60")
 	before := k.resources(ctx)
 	rate := k.peak(ctx) / 2
 	e.note("%.0f calls a second from now on", rate)
-	if err := k.rounds(ctx, d, rate); err != nil {
-		return err
-	}
-	_ = sleep(ctx, soakGrace)
-	return k.judge(ctx, d, before)
+	k.rounds(ctx, d, rate)
+	k.sleep(ctx, soakGrace)
+	k.judge(ctx, d, before)
 }
 
 // peak returns how many calls a second all servers answer.
@@ -120,7 +109,7 @@ func (k *soak) peak(ctx context.Context) float64 {
 	var all []*running
 	mixed := k.zipf()
 	for _, s := range k.servers {
-		all = append(all, load{addr: s.grpc, requests: mixed, conns: 2, inflight: 8}.start(ctx))
+		all = append(all, load{addr: s.GRPC, requests: mixed, conns: 2, inflight: 8}.start(ctx))
 	}
 	_ = sleep(ctx, long)
 	answered := 0
@@ -145,7 +134,7 @@ func (k *soak) zipf() (all [][]byte) {
 }
 
 // rounds puts load on all servers, and makes faults.
-func (k *soak) rounds(ctx context.Context, d time.Duration, rate float64) error {
+func (k *soak) rounds(ctx context.Context, d time.Duration, rate float64) {
 	mixed := k.zipf()
 	var fresh [][]byte
 	for i := range 2 * soakNew * int(soakWindow/time.Second) { // which are new again when they come again
@@ -156,67 +145,48 @@ func (k *soak) rounds(ctx context.Context, d time.Duration, rate float64) error 
 	for i, s := range k.servers {
 		part := fresh[i*len(fresh)/3 : (i+1)*len(fresh)/3]
 		loads = append(loads,
-			load{addr: s.grpc, requests: mixed, rate: rate / 3, timeout: time.Second, conns: 2, each: func(o outcome) { k.take(o, int(o.what)) }}.start(ctx),
-			load{addr: s.grpc, requests: part, rate: soakNew / 3, timeout: time.Second, conns: 1, each: func(o outcome) { k.take(o, -1) }}.start(ctx))
+			load{addr: s.GRPC, requests: mixed, rate: rate / 3, timeout: time.Second, conns: 2, each: func(o outcome) { k.take(o, int(o.what)) }}.start(ctx),
+			load{addr: s.GRPC, requests: part, rate: soakNew / 3, timeout: time.Second, conns: 1, each: func(o outcome) { k.take(o, -1) }}.start(ctx))
 	}
-	var err error
-	for round := 0; err == nil && time.Since(k.begin) < d-soakEvery; round++ {
+	for round := 0; time.Since(k.begin) < d-soakEvery; round++ {
 		next := k.begin.Add(time.Duration(round+1) * soakEvery)
 		lines := k.logLines()
-		if err = sleep(ctx, time.Until(next.Add(-soakEvery/2))); err != nil {
-			break
-		}
+		k.sleep(ctx, time.Until(next.Add(-soakEvery/2)))
 		k.sample(ctx)
 		if round%6 == 5 {
-			if err = k.lookAtKeys(ctx); err != nil {
-				break
-			}
+			k.lookAtKeys(ctx)
 		}
 		f := k.kinds()[k.rand.IntN(len(k.kinds()))]
 		if round < len(k.kinds()) { // each of them once, if there is time
 			f = k.kinds()[round]
 		}
-		err = k.during(ctx, f.name, func() error { return f.do(ctx, round) })
-		if err == nil {
-			err = sleep(ctx, time.Until(next))
-		}
+		k.during(f.name, func() { f.do(ctx, round) })
+		k.sleep(ctx, time.Until(next))
 		k.loudest = max(k.loudest, float64(k.logLines()-lines)/3/time.Since(next.Add(-soakEvery)).Seconds())
 	}
-	if err == nil { // while there are keys: those of a minute are gone with it
-		err = k.lookAtKeys(ctx)
-	}
+	k.lookAtKeys(ctx) // while there are keys: those of a minute are gone with it
 	for _, l := range loads {
 		l.stop()
 	}
-	return err
 }
 
 // lookAtKeys looks for keys that never expire.
-func (k *soak) lookAtKeys(ctx context.Context) error {
-	master, err := k.redis.master(ctx)
-	if err != nil {
-		return err
-	}
-	forever, keys, err := master.withoutTTL(ctx)
+func (k *soak) lookAtKeys(ctx context.Context) {
+	forever, keys := k.master(ctx).withoutTTL(ctx)
 	k.forever, k.keys = max(k.forever, forever), max(k.keys, keys)
-	return err
 }
 
 // during makes a fault, and notes when.
-func (k *soak) during(ctx context.Context, name string, do func() error) error {
+func (k *soak) during(name string, do func()) {
 	k.mu.Lock()
 	k.faults = append(k.faults, span{name: name, begin: time.Now()})
 	i := len(k.faults) - 1
 	k.mu.Unlock()
 	k.note("%s", name)
-	err := do()
+	do()
 	k.mu.Lock()
 	k.faults[i].end = time.Now()
 	k.mu.Unlock()
-	if err != nil && ctx.Err() == nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	return err
 }
 
 // faulty says whether a call from one time to another met a fault.
@@ -355,7 +325,7 @@ func (k *soak) broken() (n, most int) {
 	return n, most
 }
 
-func (k *soak) judge(ctx context.Context, d time.Duration, before [][2]int) error {
+func (k *soak) judge(ctx context.Context, d time.Duration, before [][2]int) {
 	k.mu.Lock()
 	broken, most := k.broken()
 	k.mu.Unlock()
@@ -399,5 +369,4 @@ func (k *soak) judge(ctx context.Context, d time.Duration, before [][2]int) erro
 	if late := k.behind.Load(); late > k.calls.Load()/100 {
 		k.published("DISTURBED: %d calls were sent more than %s late", late, ms(soakLag))
 	}
-	return ctx.Err()
 }

@@ -2,15 +2,13 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"net"
 	"time"
 )
 
 // trouble is a fault of the long run.
 type trouble struct {
 	name string
-	do   func(ctx context.Context, round int) error
+	do   func(ctx context.Context, round int)
 }
 
 func (k *soak) kinds() []trouble {
@@ -28,77 +26,65 @@ func (k *soak) kinds() []trouble {
 	}
 }
 
-// onMaster sends a command to the master.
-func (k *soak) onMaster(ctx context.Context, args ...any) error {
-	m, err := k.redis.master(ctx)
-	if err != nil {
-		return err
+// master returns the master, which there must be.
+func (k *soak) master(ctx context.Context) *store {
+	m := k.redis.master(ctx)
+	if m == nil {
+		k.fail("no sentinel knows the master")
 	}
-	return m.Do(ctx, args...).Err()
+	return m
 }
 
-func (k *soak) scriptFlush(ctx context.Context, _ int) error {
-	return k.onMaster(ctx, "SCRIPT", "FLUSH")
+// onMaster sends a command to the master.
+func (k *soak) onMaster(ctx context.Context, args ...any) {
+	k.must(k.master(ctx).Do(ctx, args...).Err())
 }
 
-func (k *soak) resetAll(ctx context.Context, _ int) error {
-	return k.onMaster(ctx, "CLIENT", "KILL", "TYPE", "normal")
+func (k *soak) scriptFlush(ctx context.Context, _ int) {
+	k.onMaster(ctx, "SCRIPT", "FLUSH")
+}
+
+func (k *soak) resetAll(ctx context.Context, _ int) {
+	k.onMaster(ctx, "CLIENT", "KILL", "TYPE", "normal")
 }
 
 // latency has Redis answer up to 200 ms late, again and again.
-func (k *soak) latency(ctx context.Context, _ int) error {
+func (k *soak) latency(ctx context.Context, _ int) {
 	for range 4 {
-		if err := k.onMaster(ctx, "DEBUG", "SLEEP", "0.2"); err != nil {
-			return err
-		}
-		if err := sleep(ctx, 500*time.Millisecond); err != nil {
-			return err
-		}
+		k.onMaster(ctx, "DEBUG", "SLEEP", "0.2")
+		k.sleep(ctx, 500*time.Millisecond)
 	}
-	return nil
 }
 
-func (k *soak) outOfMemory(ctx context.Context, _ int) error {
-	m, err := k.redis.master(ctx)
-	if err != nil {
-		return err
-	}
-	if err := m.ConfigSet(ctx, "maxmemory", "1").Err(); err != nil {
-		return err
-	}
+func (k *soak) outOfMemory(ctx context.Context, _ int) {
+	m := k.master(ctx)
+	k.must(m.ConfigSet(ctx, "maxmemory", "1").Err())
 	_ = sleep(ctx, time.Second)
-	return m.ConfigSet(context.WithoutCancel(ctx), "maxmemory", "0").Err()
+	k.must(m.ConfigSet(context.WithoutCancel(ctx), "maxmemory", "0").Err())
 }
 
-func (k *soak) reloadGood(_ context.Context, round int) error {
+func (k *soak) reloadGood(_ context.Context, round int) {
 	for _, s := range k.servers {
-		if err := s.serve("rules.yaml", soakText(round)); err != nil {
-			return err
-		}
+		s.serve("rules.yaml", soakText(round))
 	}
-	return nil
 }
 
-func (k *soak) reloadBad(ctx context.Context, round int) error {
+func (k *soak) reloadBad(ctx context.Context, round int) {
 	for _, s := range k.servers {
-		if err := s.serve("rules.yaml", "domain: d\ndescriptors: [{key: r1, rate_limit: {unit: moon}}]\n"); err != nil {
-			return err
-		}
+		s.serve("rules.yaml", "domain: d\ndescriptors: [{key: r1, rate_limit: {unit: moon}}]\n")
 	}
-	if err := sleep(ctx, time.Second); err != nil {
-		return err
-	}
-	return k.reloadGood(ctx, round)
+	k.sleep(ctx, time.Second)
+	k.reloadGood(ctx, round)
 }
 
 // killServer kills the last server, so that the memory of the others can be followed.
-func (k *soak) killServer(ctx context.Context, _ int) error {
+func (k *soak) killServer(ctx context.Context, _ int) {
 	s := k.servers[len(k.servers)-1]
 	if s.Died() {
-		return fmt.Errorf("%s has ended by itself", s.grpc)
+		k.fail("%s has ended by itself", s.GRPC)
 	}
 	s.Kill()
-	return s.Start(ctx)
+	k.must(s.Start(ctx))
 }
 
 // lost notes that what Redis counts may be lost from now on, until over is called: a master that comes back counts for those who have not
@@ -116,82 +102,40 @@ func (k *soak) lost() (over func()) {
 }
 
 // killMaster kills the master, and brings it back as a replica of the next one.
-func (k *soak) killMaster(ctx context.Context, _ int) error {
-	old, err := k.redis.master(ctx)
-	if err != nil {
-		return err
-	}
+func (k *soak) killMaster(ctx context.Context, _ int) {
+	old := k.master(ctx)
 	if old.Died() {
-		return fmt.Errorf("the master at %s has ended by itself", old.addr)
+		k.fail("the master at %s has ended by itself", old.addr)
 	}
 	defer k.lost()()
 	old.Kill()
-	if err := k.another(ctx, old); err != nil {
-		return err
-	}
-	if err := old.Start(ctx); err != nil {
-		return err
-	}
-	return k.follow(ctx, old)
+	k.await(ctx, "another master than "+old.addr, func() bool {
+		m := k.redis.master(ctx)
+		return m != nil && m != old && m.Do(ctx, "ROLE").Err() == nil
+	})
+	k.must(old.Start(ctx))
+	old.follow(ctx, k.master(ctx))
 }
 
 // hang suspends the master for two seconds. In these another one takes over, unless the sentinels do not agree who leads
 // at once, and then this one stays.
-func (k *soak) hang(ctx context.Context, _ int) error {
-	old, err := k.redis.master(ctx)
-	if err != nil {
-		return err
-	}
+func (k *soak) hang(ctx context.Context, _ int) {
+	old := k.master(ctx)
 	defer k.lost()()
-	if err := old.Pause(); err != nil {
-		return err
-	}
+	k.must(old.Pause())
 	_ = sleep(ctx, 2*time.Second)
-	if err := old.Resume(); err != nil {
-		return err
-	}
+	k.must(old.Resume())
 	_ = sleep(ctx, time.Second) // what they have begun, they end
-	m, err := k.redis.settled(ctx)
-	if err != nil || m == old {
-		return err
+	if m := k.redis.settled(ctx); m != old {
+		k.note("%s takes over from %s", m.addr, old.addr)
+		old.follow(ctx, m)
 	}
-	k.note("%s takes over from %s", m.addr, old.addr)
-	return k.follow(ctx, old)
 }
 
 // clockAhead sets the clock of the server that is killed as well a second ahead for two seconds.
-func (k *soak) clockAhead(ctx context.Context, _ int) error {
-	c, err := k.servers[len(k.servers)-1].clock(ctx)
-	if err != nil {
-		return err
-	}
-	if err := c.set(1); err != nil {
-		return err
-	}
+func (k *soak) clockAhead(ctx context.Context, _ int) {
+	c := k.servers[len(k.servers)-1].clock(ctx)
+	c.set(1)
 	_ = sleep(ctx, 2*time.Second)
-	return c.set(0)
-}
-
-// another waits for another master.
-func (k *soak) another(ctx context.Context, old *store) error {
-	if _, ok := poll(ctx, patience, func() bool {
-		m, err := k.redis.master(ctx)
-		return err == nil && m != old && m.Do(ctx, "ROLE").Err() == nil
-	}); !ok {
-		return fmt.Errorf("no master takes over from %s", old.addr)
-	}
-	return nil
-}
-
-// follow makes a node a replica of the master.
-func (k *soak) follow(ctx context.Context, n *store) error {
-	m, err := k.redis.master(ctx)
-	if err != nil {
-		return err
-	}
-	host, port, err := net.SplitHostPort(m.addr)
-	if err != nil {
-		return err
-	}
-	return n.Do(ctx, "REPLICAOF", host, port).Err()
+	c.set(0)
 }

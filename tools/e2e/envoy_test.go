@@ -36,9 +36,7 @@ func valid(w *world) {
 			continue
 		}
 		file, err := filepath.Abs(filepath.Join("..", "..", "examples", name, "envoy.yaml"))
-		if err != nil {
-			w.Fatal(err)
-		}
+		testkit.Check(w, err)
 		out, err := w.validate(file, dir)
 		w.got(err == nil, "%s: %v", name, err)
 		if err != nil {
@@ -50,16 +48,12 @@ func valid(w *world) {
 // checked has Envoy check the files with which the command check is tested, whose mistakes it accepts.
 func checked(w *world) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "cmd", "ratelimitd", "testdata", "script", "check_envoy_limits.txtar"))
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	for _, name := range []string{"mistakes.yaml", "right.yaml"} {
 		_, content, _ := strings.Cut(string(text), "\n-- "+name+" --\n")
 		content, _, _ = strings.Cut(content, "\n-- ")
 		file := filepath.Join(w.TempDir(), name)
-		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-			w.Fatal(err)
-		}
+		testkit.Check(w, os.WriteFile(file, []byte(content), 0o600))
 		out, err := w.validate(file, filepath.Dir(file))
 		w.got(err == nil, "%s: %v", name, err)
 		if err != nil {
@@ -144,9 +138,7 @@ func (s *service) leftOf(w *world, domain, user, budget string) int {
 	answer, err := adminv1.NewAdminServiceClient(s.conn).Peek(w.Context(), &adminv1.PeekRequest{
 		Domain: domain, Entries: []*adminv1.Entry{{Key: "user", Value: user}, {Key: "budget", Value: budget}},
 	})
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	return int(answer.GetCounter().GetLeft())
 }
 

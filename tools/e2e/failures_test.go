@@ -165,9 +165,7 @@ func (w *world) drained(deny bool) {
 	stop := w.flow(p, 100, few(10_000)...)
 	testkit.Eventually(w, "requests come", func() bool { return up.all() > 20 })
 	begin := time.Now()
-	if err := one.Signal(syscall.SIGTERM); err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, one.Signal(syscall.SIGTERM))
 	_ = one.Wait() // how it ends is not asked here
 	took := time.Since(begin)
 	n := up.all()

@@ -12,6 +12,7 @@ import (
 	rlqspb "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	typepb "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"github.com/ratelimitd/ratelimitd/internal/envoy/shares"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/sharestest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
@@ -170,9 +171,7 @@ func mirrored(w *world) {
 func serveScripted(w *world, s *scriptedService) string {
 	w.Helper()
 	l, err := new(net.ListenConfig).Listen(w.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	server, healthy := grpc.NewServer(), health.NewServer()
 	healthy.SetServingStatus("ratelimit", healthpb.HealthCheckResponse_SERVING)
 	healthpb.RegisterHealthServer(server, healthy)

@@ -69,9 +69,7 @@ func (w *world) replay(name string, env ...string) *gateway {
 
 func (w *world) write(file, text string) {
 	w.Helper()
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, os.WriteFile(file, []byte(text), 0o600))
 }
 
 // budgetOf returns the variable of an overlay for the examples with tokens, whose budgets are for a year, which does not end meanwhile: the
@@ -365,8 +363,6 @@ func (g *gateway) left(w *world, user string) int {
 	answer, err := adminv1.NewAdminServiceClient(g.serve.conn).Peek(w.Context(), &adminv1.PeekRequest{
 		Domain: "default/eg/http", Entries: []*adminv1.Entry{{Key: route, Value: route}, {Key: "rule-0-match-0", Value: user}},
 	})
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	return int(answer.GetCounter().GetLeft())
 }

@@ -9,6 +9,7 @@ import (
 	rlcommonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ratelimit/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/envoytest"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
@@ -59,9 +60,7 @@ func TestAgentgateway(t *testing.T) {
 					HitsAddend: wrapperspb.UInt64(hits),
 				}},
 			})
-			if err != nil {
-				w.Fatal(err)
-			}
+			testkit.Check(w, err)
 			return answer.GetOverallCode() == rlsv3.RateLimitResponse_OK
 		}
 		passed := 0

@@ -9,6 +9,7 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ratelimit/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/envoytest"
 	"gopkg.in/yaml.v3"
 )
@@ -29,14 +30,10 @@ func istio(w *world) {
 	rules, patches := "", map[string]map[string]any{}
 	for _, name := range []string{"envoyfilter.yaml", "ratelimitd.yaml"} {
 		text, err := os.ReadFile("../../examples/istio/" + name)
-		if err != nil {
-			w.Fatal(err)
-		}
+		testkit.Check(w, err)
 		for document := range strings.SplitSeq(string(text), "\n---\n") {
 			var o object
-			if err := yaml.Unmarshal([]byte(document), &o); err != nil {
-				w.Fatal(err)
-			}
+			testkit.Check(w, yaml.Unmarshal([]byte(document), &o))
 			rules += o.Data["config.yaml"]
 			for _, p := range o.Spec.ConfigPatches {
 				patches[p.ApplyTo] = p.Patch.Value

@@ -24,10 +24,10 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/envoytest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
-	"gopkg.in/yaml.v3"
 )
 
 var (
@@ -94,9 +94,7 @@ func TestEnvoyGateway(t *testing.T) {
 func (w *world) read(parts ...string) string {
 	w.Helper()
 	text, err := os.ReadFile(filepath.Join(parts...))
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	return string(text)
 }
 
@@ -108,12 +106,10 @@ func (w *world) example(name string) string {
 // exampleOverlay writes the overlay of the examples as its ConfigMap is mounted, and returns the directory.
 func (w *world) exampleOverlay() string {
 	w.Helper()
-	var m struct{ Data map[string]string }
-	if err := yaml.Unmarshal([]byte(w.example("overlay.yaml")), &m); err != nil {
-		w.Fatal(err)
-	}
+	data, err := envoytest.Data(w.example("overlay.yaml"))
+	testkit.Check(w, err)
 	dir := w.TempDir()
-	for name, text := range m.Data {
+	for name, text := range data {
 		w.write(filepath.Join(dir, name), text)
 	}
 	return dir
@@ -122,26 +118,8 @@ func (w *world) exampleOverlay() string {
 // clusterService are the variables of the rate-limit service in Envoy Gateway's Deployment: its own, those of a file of the examples, and more.
 func (w *world) clusterService(file string, more ...string) []string {
 	w.Helper()
-	type variables struct {
-		Provider struct {
-			Kubernetes struct {
-				RateLimitDeployment struct {
-					Container struct {
-						Env []struct{ Name, Value string }
-					}
-				} `yaml:"rateLimitDeployment"`
-			}
-		}
-	}
-	var m struct{ Data map[string]string }
-	var its variables
-	err := yaml.Unmarshal([]byte(w.example(file)), &m)
-	if err == nil {
-		err = yaml.Unmarshal([]byte(m.Data["envoy-gateway.yaml"]), &its)
-	}
-	if err != nil {
-		w.Fatal(err)
-	}
+	its, err := envoytest.GatewayVariables(w.example(file))
+	testkit.Check(w, err)
 	env := []string{
 		"RUNTIME_ROOT=/data", "RUNTIME_SUBDIRECTORY=ratelimit", "RUNTIME_IGNOREDOTFILES=true", "RUNTIME_WATCH_ROOT=false", "LOG_LEVEL=info",
 		"USE_STATSD=false", "CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=envoy-gateway:18001", "CONFIG_GRPC_XDS_NODE_ID=envoy-ratelimit",
@@ -151,7 +129,7 @@ func (w *world) clusterService(file string, more ...string) []string {
 		"GRPC_CLIENT_TLS_CACERT=" + certs + "/ca.crt", "DRAIN_DELAY=0s", "ADMIN=true",
 		"REDIS_TIMEOUT=10s", "REDIS_OP_TIMEOUT=10s", // as a busy machine may be slow
 	}
-	for _, v := range its.Provider.Kubernetes.RateLimitDeployment.Container.Env {
+	for _, v := range its {
 		env = append(env, v.Name+"="+v.Value)
 	}
 	return append(append(env, withTLS...), more...)
@@ -165,9 +143,7 @@ func (w *world) control(policies string, env []string) *controller {
 	c := &controller{w: w, dir: w.TempDir(), redis: db, gateway: &gateway{url: "http://127.0.0.1:8888", up: up}}
 	c.prepare()
 	pair, err := tls.LoadX509KeyPair(certs+"/tls.crt", certs+"/tls.key")
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	w.identity = []tls.Certificate{pair}
 	c.serve = w.start(append(env, redis))
 	c.calls = &ledger{to: rlsv3.NewRateLimitServiceClient(c.serve.conn)}
@@ -190,26 +166,18 @@ func (c *controller) prepare() {
 	version := release()
 	bin := filepath.Join(c.dir, "data", "envoy-versions", version, "bin")
 	for _, dir := range []string{bin, filepath.Join(c.dir, "resources")} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			w.Fatal(err)
-		}
+		testkit.Check(w, os.MkdirAll(dir, 0o700))
 	}
-	if err := os.Symlink(*envoy, filepath.Join(bin, "envoy")); err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, os.Symlink(*envoy, filepath.Join(bin, "envoy")))
 	w.write(filepath.Join(c.dir, "envoy-gateway.yaml"), strings.ReplaceAll(w.testdata("envoy-gateway.yaml"), "DIR", c.dir))
 	_, port, err := net.SplitHostPort(c.up.Listener.Addr().String())
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	c.resource("gateway.yaml", strings.NewReplacer("VERSION", version, "3000", port).Replace(w.testdata("gateway.yaml")))
 	if out, err := exec.CommandContext(w.Context(), *lab, "certgen", "--local", "--config-home", filepath.Join(c.dir, "config")).CombinedOutput(); err != nil {
 		w.Fatalf("%v\n%s", err, out)
 	}
 	of := func(name string) string { return filepath.Join(c.dir, "config", "certs", name) }
-	if err := os.CopyFS(certs, os.DirFS(of("envoy-rate-limit"))); err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, os.CopyFS(certs, os.DirFS(of("envoy-rate-limit"))))
 	w.Cleanup(func() {
 		for _, name := range []string{"ca.crt", "tls.crt", "tls.key"} {
 			_ = os.Remove(filepath.Join(certs, name)) // for the next case
@@ -224,9 +192,7 @@ func (c *controller) prepare() {
 		"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls", "data": secret,
 		"metadata": tree{"name": "envoy", "namespace": "envoy-gateway-system"},
 	})
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	c.resource("secret.yaml", string(text))
 }
 
@@ -234,9 +200,7 @@ func (c *controller) prepare() {
 func (c *controller) resource(name, text string) {
 	c.w.Helper()
 	c.w.write(filepath.Join(c.dir, name), text)
-	if err := os.Rename(filepath.Join(c.dir, name), filepath.Join(c.dir, "resources", name)); err != nil {
-		c.w.Fatal(err)
-	}
+	testkit.Check(c.w, os.Rename(filepath.Join(c.dir, name), filepath.Join(c.dir, "resources", name)))
 }
 
 func (c *controller) policies(text string) { c.resource("policies.yaml", literalCosts(c.w.T, text)) }
@@ -313,17 +277,11 @@ func (c *controller) recording(name string) {
 	}
 	at := strings.TrimSpace(w.read(files[len(files)-1]))
 	_, dump, err := testkit.Fetch(w.Context(), http.MethodGet, "http://"+at+"/config_dump", "")
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	r, err := record([]byte(dump), c.sent())
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	text, err := r.text()
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	if *rerecord {
 		w.write(recordingPath(name), text)
 		return
@@ -347,9 +305,7 @@ func (c *controller) sent() *discoveryv3.DiscoveryResponse {
 	conn, err := grpc.NewClient("envoy-gateway:18001", grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
 		Certificates: w.identity, RootCAs: pool, MinVersion: tls.VersionTLS12,
 	})))
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(w.Context(), testkit.Patience)
 	defer cancel()
@@ -357,13 +313,9 @@ func (c *controller) sent() *discoveryv3.DiscoveryResponse {
 	if err == nil {
 		err = s.Send(&discoveryv3.DiscoveryRequest{Node: &corev3.Node{Id: "envoy-ratelimit"}, TypeUrl: rulesType})
 	}
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	answer, err := s.Recv()
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	return answer
 }
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/envoytest"
 	"gopkg.in/yaml.v3"
 )
@@ -24,9 +25,7 @@ func literalCosts(t *testing.T, text string) string {
 		}
 		patches := withoutCosts(doc)
 		for _, x := range append([]tree{doc}, patches...) {
-			if err := e.Encode(x); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Check(t, e.Encode(x))
 		}
 	}
 	return out.String()

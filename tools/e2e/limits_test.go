@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"google.golang.org/protobuf/encoding/protojson"
 )
 
@@ -91,9 +92,7 @@ const switchedOff = `"@type": type.googleapis.com/envoy.config.route.v3.FilterCo
 // places plays the tables of the page, and then what it says beside them.
 func places(w *world) {
 	text, err := os.ReadFile("../../docs/where-rate-limits-go.md")
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	_, rows, _ := strings.Cut(string(text), "| here | and here | Envoy uses |\n| --- | --- | --- |\n")
 	rows, _, _ = strings.Cut(rows, "\n\n")
 	played := ""
@@ -160,9 +159,7 @@ func rejectedFields(w *world) {
 			if err == nil {
 				err = os.WriteFile(file, text, 0o600)
 			}
-			if err != nil {
-				w.Fatal(err)
-			}
+			testkit.Check(w, err)
 			out, err := w.validate(file, filepath.Dir(file))
 			if err != nil && strings.Contains(string(out), "'stage' field and 'disable_key' field are not supported") {
 				rejected++

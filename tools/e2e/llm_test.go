@@ -34,14 +34,10 @@ func open(w *world, p *proxy, usages chan chan int) *stream {
 	ctx, cancel := context.WithCancel(w.Context())
 	w.Cleanup(cancel)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.base()+"/v1/chat", http.NoBody)
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	req.Header.Set("x-user", "alice")
 	resp, err := callers.Do(req)
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	if resp.StatusCode == http.StatusTooManyRequests {
 		resp.Body.Close()
 		return nil
@@ -222,14 +218,10 @@ func hiding(w *world) {
 	post := func(kind, body string) int {
 		w.Helper()
 		req, err := http.NewRequestWithContext(w.Context(), http.MethodPost, p.base()+"/v1/chat", strings.NewReader(body))
-		if err != nil {
-			w.Fatal(err)
-		}
+		testkit.Check(w, err)
 		req.Header = http.Header{"X-User": {"alice"}, "Content-Type": {kind}, "Accept-Encoding": {"gzip, br"}}
 		resp, err := callers.Do(req)
-		if err != nil {
-			w.Fatal(err)
-		}
+		testkit.Check(w, err)
 		defer resp.Body.Close()
 		_, _ = drain(resp.Body)
 		return resp.StatusCode

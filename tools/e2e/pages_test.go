@@ -31,9 +31,7 @@ func withEnvoy(t *testing.T, do func(*world)) {
 func blockOf(w *world, page, fence string) string {
 	w.Helper()
 	text, err := os.ReadFile("../../docs/" + page)
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	_, block, found := strings.Cut(string(text), "\n"+fence+"\n")
 	block, _, closed := strings.Cut(block, "\n```\n")
 	if !found || !closed {
@@ -58,9 +56,7 @@ var callersOfPage = []caller{
 func (c caller) call(w *world, url string) string {
 	w.Helper()
 	dir := w.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, c.file), []byte(blockOf(w, "calling-a-rate-limited-api.md", "```"+c.language)), 0o600); err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, os.WriteFile(filepath.Join(dir, c.file), []byte(blockOf(w, "calling-a-rate-limited-api.md", "```"+c.language)), 0o600))
 	ctx, cancel := context.WithTimeout(w.Context(), 2*testkit.Patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.command[0], append(c.command[1:], url)...)
@@ -121,9 +117,7 @@ func TestGateways(t *testing.T) {
 					w.Fatal(err, files)
 				}
 				rules, err := os.ReadFile(files[0])
-				if err != nil {
-					w.Fatal(err)
-				}
+				testkit.Check(w, err)
 				up := w.upstream(hello)
 				s := w.serve(string(rules), "BACKEND_TYPE=memory")
 				p := w.front(setup{example: name, timeout: patient}, up, s.Addr())
@@ -149,9 +143,7 @@ func TestFiltersOfWhichLimit(t *testing.T) {
 		shield := new(hcmv3.HttpFilter)
 		bucket := trees[0]["typed_config"].(map[string]any)["token_bucket"].(map[string]any)
 		bucket["max_tokens"], bucket["tokens_per_fill"], bucket["fill_interval"] = 5, 1, "3600s"
-		if err := envoytest.DecodeTree(trees[0], shield); err != nil {
-			w.Fatal(err)
-		}
+		testkit.Check(w, envoytest.DecodeTree(trees[0], shield))
 		up := w.upstream(hello)
 		s := w.serve("domain: edge\ndescriptors: [{key: user, rate_limit: {unit: year, requests_per_unit: 1000}}]\n", "BACKEND_TYPE=memory")
 		p := w.proxy(setup{example: "envoy", timeout: patient, change: func(c *config) {

@@ -21,9 +21,7 @@ import (
 func filterOf(w *world, fence string) *hcmv3.HttpFilter {
 	w.Helper()
 	f := new(hcmv3.HttpFilter)
-	if err := envoytest.Decode(blockOf(w, "llm-budgets.md", "```yaml "+fence), f); err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, envoytest.Decode(blockOf(w, "llm-budgets.md", "```yaml "+fence), f))
 	return f
 }
 
@@ -56,9 +54,7 @@ func ruleFor(key string, rule *j2mv3.JsonToMetadata_Rule) *j2mv3.JsonToMetadata_
 
 func must(w *world, err error) {
 	w.Helper()
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 }
 
 // priced answers with 100 tokens of input and 300 of output, or with an error.

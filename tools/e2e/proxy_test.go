@@ -104,9 +104,7 @@ func (w *world) launch(in string, config func(port int) ([]byte, error)) *proxy 
 			if err == nil {
 				err = os.WriteFile(file, text, 0o600)
 			}
-			if err != nil {
-				w.Fatal(err)
-			}
+			testkit.Check(w, err)
 			_ = os.Remove(filepath.Join(p.dir, "admin")) // of an earlier start
 			return []string{
 				"-c", `cd "$1"; out=$2; shift 2; exec "$@" >"$out"`, "sh", cmp.Or(in, p.dir), said, *envoy, "-c", file, "--admin-address-path", filepath.Join(p.dir, "admin"),
@@ -127,13 +125,9 @@ func (w *world) launch(in string, config func(port int) ([]byte, error)) *proxy 
 func (w *world) bootstrap(how setup, up *upstream, services []string) *bootstrapv3.Bootstrap {
 	w.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", "examples", how.example, "envoy.yaml"))
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	c := config{Bootstrap: new(bootstrapv3.Bootstrap), filter: new(ratelimitv3.RateLimit)}
-	if err := envoytest.Decode(string(text), c.Bootstrap); err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, envoytest.Decode(string(text), c.Bootstrap))
 	c.Admin.Address = address("127.0.0.1:0")
 	c.StaticResources.Listeners = c.StaticResources.Listeners[:1] // the other stands for the application, which is real here
 	if c.manager, err = envoytest.ConnectionManager(c.Bootstrap, "edge"); err != nil {
@@ -187,9 +181,7 @@ func placeAt(c *clusterv3.Cluster, addrs ...string) {
 func (w *world) pack(m proto.Message) *anypb.Any {
 	w.Helper()
 	packed, err := anypb.New(m)
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	return packed
 }
 
@@ -278,9 +270,7 @@ func (p *proxy) trouble() []string {
 // log returns the access log.
 func (p *proxy) log() string {
 	text, err := os.ReadFile(filepath.Join(p.dir, "log"))
-	if err != nil {
-		p.w.Fatal(err)
-	}
+	testkit.Check(p.w, err)
 	return string(text)
 }
 

@@ -52,9 +52,7 @@ func recorded(w *world, name string) *recording {
 	if err == nil {
 		err = json.Unmarshal(text, r)
 	}
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	return r
 }
 
@@ -200,9 +198,7 @@ func (w *world) serveRecorded(r *recording, env ...string) *service {
 		if err == nil {
 			raw, err = proto.Marshal(m)
 		}
-		if err != nil {
-			w.Fatal(err)
-		}
+		testkit.Check(w, err)
 		p.answer.Resources = append(p.answer.Resources, &anypb.Any{TypeUrl: rulesType, Value: raw})
 	}
 	at := w.serveGRPC(testkit.Listen(w), func(s *grpc.Server) { discoveryv3.RegisterAggregatedDiscoveryServiceServer(s, p) })

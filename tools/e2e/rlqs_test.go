@@ -49,9 +49,7 @@ const sinceQuotas = 40 // where the filter was measured
 func (w *world) serveQuotas(env ...string) *service {
 	w.Helper()
 	rules, err := os.ReadFile(filepath.Join("..", "..", "examples", "envoy-rlqs", "rules", "edge.yaml"))
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	return w.serve(string(rules), env...)
 }
 
@@ -113,9 +111,7 @@ func divided(w *world) {
 	w.got(both <= 1.1*limit && both >= 0.85*limit && byRLS > 0, "beside %.1f/s by RLS, %.1f/s together", byRLS, both)
 	look := exec.CommandContext(w.Context(), w.program, "rlqs", "--addr", s.Addr())
 	said, err := look.Output()
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	shown := regexp.MustCompile(`(?m)^edge service=shop: .*/s assigned of a limit of 100\.0/s, to 1 client, fast(.*\n)*  edge-1 +assigned +1 .*`).FindString(string(said))
 	w.got(shown != "", "`ratelimitd rlqs` shows %q", strings.Join(strings.Fields(shown), " "))
 	y := stop()

@@ -87,9 +87,7 @@ func (w *world) edge(name string, inTurn bool, up *upstream, services ...*servic
 	return w.proxy(setup{example: "envoy-rlqs", change: func(c *config) {
 		filter := new(quotav3.RateLimitQuotaFilterConfig)
 		holder := c.manager.GetHttpFilters()[0].GetConfigType().(*hcmv3.HttpFilter_TypedConfig)
-		if err := holder.TypedConfig.UnmarshalTo(filter); err != nil {
-			w.Fatal(err)
-		}
+		testkit.Check(w, holder.TypedConfig.UnmarshalTo(filter))
 		said := slices.DeleteFunc(filter.GetRlqsServer().GetInitialMetadata(), func(h *corev3.HeaderValue) bool { return h.GetKey() == "x-ratelimitd-client" })
 		if name != "" {
 			said = append(said, &corev3.HeaderValue{Key: "x-ratelimitd-client", Value: name})
@@ -412,9 +410,7 @@ func released(w *world) {
 		}, func() string { return fmt.Sprintf("%d pass", n) })
 	}
 	for _, x := range ways {
-		if err := os.WriteFile(x.s.rules, []byte(rules(x.more, false)), 0o600); err != nil {
-			w.Fatal(err)
-		}
+		testkit.Check(w, os.WriteFile(x.s.rules, []byte(rules(x.more, false)), 0o600))
 		x.happen(x.s, x.socket)
 		x.lost = time.Now()
 	}

@@ -63,9 +63,7 @@ func (w *world) noise(s *service) *noise {
 	}
 	for range 4 {
 		conn, err := grpc.NewClient(s.Addr(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			w.Fatal(err)
-		}
+		testkit.Check(w, err)
 		w.Cleanup(func() { conn.Close() })
 		z.conns = append(z.conns, conn)
 	}

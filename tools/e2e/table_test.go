@@ -81,9 +81,7 @@ func rewrite(page, table string) error {
 // TestDocumented: docs/envoy-results.md has a row for each case, with what is expected now.
 func TestDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/envoy-results.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	for _, x := range examples(whole) {
 		if row := fmt.Sprintf("\n| %s | %s | ", x.name, x.want); !strings.Contains(string(text), row) {
 			t.Errorf("docs/envoy-results.md has no row %q: run make e2e WRITE=1", strings.TrimSpace(row))
@@ -119,9 +117,7 @@ func TestRewrite(t *testing.T) {
 		{"a\n", "a\n", "has no lines"},
 		{"a\n" + begin + "b\n", "a\n" + begin + "b\n", "has no lines"},
 	} {
-		if err := os.WriteFile(page, []byte(c.text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, os.WriteFile(page, []byte(c.text), 0o600))
 		err := rewrite(page, "new")
 		if got, _ := os.ReadFile(page); string(got) != c.want || (err == nil) != (c.fails == "") || err != nil && !strings.Contains(err.Error(), c.fails) {
 			t.Errorf("%q became %q, %v; want %q", c.text, got, err, c.want)

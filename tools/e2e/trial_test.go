@@ -146,9 +146,7 @@ func on(w *world, trials []trial) setup {
 		}
 		runtime := "{layers: [{name: trials, static_layer: {ratelimit.peak.http_filter_enabled: 0}}]}"
 		c.LayeredRuntime = new(bootstrapv3.LayeredRuntime)
-		if err := envoytest.Decode(runtime, c.LayeredRuntime); err != nil {
-			w.Fatal(err)
-		}
+		testkit.Check(w, envoytest.Decode(runtime, c.LayeredRuntime))
 	}}
 }
 

@@ -113,9 +113,7 @@ func (w *world) secured(how *tlsv3.UpstreamTlsContext, env ...string) {
 func (w *world) certificates() (dir, readme string) {
 	w.Helper()
 	text, err := os.ReadFile("../../examples/envoy-tls/README.md")
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	cmd := exec.CommandContext(w.Context(), "bash", "-ec", testkit.Block(w, string(text), "openssl"))
 	cmd.Dir = w.TempDir()
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -128,9 +126,7 @@ func (w *world) certificates() (dir, readme string) {
 func certified(w *world) {
 	dir, readme := w.certificates()
 	own, err := tls.LoadX509KeyPair(filepath.Join(dir, "certs/envoy.pem"), filepath.Join(dir, "certs/envoy-key.pem"))
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	w.identity = []tls.Certificate{own}
 	var env []string
 	here := strings.NewReplacer("certs/", dir+"/certs/", "../envoy", "../../examples/envoy")
@@ -153,9 +149,7 @@ func certified(w *world) {
 
 	how.change = func(c *config) {
 		sent := new(tlsv3.UpstreamTlsContext)
-		if err := c.service.GetTransportSocket().GetTypedConfig().UnmarshalTo(sent); err != nil {
-			w.Fatal(err)
-		}
+		testkit.Check(w, c.service.GetTransportSocket().GetTypedConfig().UnmarshalTo(sent))
 		sent.CommonTlsContext.TlsCertificates = nil
 		w.overTLS(c, sent)
 	}

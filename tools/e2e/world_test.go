@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -20,6 +19,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -46,9 +46,7 @@ type world struct {
 func play(t *testing.T, x example, program string, r *result) {
 	t.Helper()
 	program, err := filepath.Abs(program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	h := fnv.New64a()
 	h.Write([]byte(x.name))
 	w := &world{T: t, program: program, other: r.other, rand: rand.New(rand.NewPCG(uint64(*seed), h.Sum64())), result: r}
@@ -120,13 +118,9 @@ func (w *world) serve(rules string, env ...string) *service {
 		}
 	}
 	root := w.TempDir()
-	if err := os.MkdirAll(filepath.Join(root, "config"), 0o700); err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, os.MkdirAll(filepath.Join(root, "config"), 0o700))
 	file := filepath.Join(root, "config", "rules.yaml")
-	if err := os.WriteFile(file, []byte(kept.String()), 0o600); err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, os.WriteFile(file, []byte(kept.String()), 0o600))
 	s := w.start(append([]string{
 		"BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=tcp", "RUNTIME_ROOT=" + root, "RUNTIME_SUBDIRECTORY=", "RUNTIME_WATCH_ROOT=false",
 		"USE_STATSD=false", "LOG_LEVEL=warn", "DRAIN_DELAY=0s", "EXPIRATION_JITTER_MAX_SECONDS=0",
@@ -153,9 +147,7 @@ func (w *world) serveExample(name string) *service {
 	if err == nil {
 		err = os.CopyFS(filepath.Join(root, env["RUNTIME_APPDIRECTORY"]), os.DirFS(filepath.Join(dir, "rules")))
 	}
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	env["RUNTIME_ROOT"], env["DRAIN_DELAY"], env["ADMIN"] = root, "0s", "true" // to look at counters
 	var all []string
 	for name, value := range env {
@@ -213,16 +205,8 @@ func (s *service) terminate(w *world) {
 func (s *service) metrics(w *world) map[string]float64 {
 	w.Helper()
 	_, text, err := testkit.Fetch(w.Context(), http.MethodGet, "http://"+testkit.Addresses("\n" + s.Said())["DEBUG"]+"/metrics", "")
-	if err != nil {
-		w.Fatal(err)
-	}
-	all := map[string]float64{}
-	for line := range strings.Lines(text) {
-		if i := strings.LastIndexByte(line, ' '); i > 0 && line[0] != '#' {
-			all[line[:i]], _ = strconv.ParseFloat(strings.TrimSpace(line[i:]), 64) // it is a number
-		}
-	}
-	return all
+	testkit.Check(w, err)
+	return proc.Series(text)
 }
 
 // redis starts a Redis, and returns it with the variable that names it.
@@ -296,9 +280,7 @@ func (w *world) get(url string, header http.Header) answer {
 	ctx, cancel := context.WithTimeout(w.Context(), testkit.Patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Check(w, err)
 	req.Header = header
 	begin := time.Now()
 	resp, err := callers.Do(req)

@@ -3,11 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -31,13 +28,13 @@ type cluster struct {
 // replica is a ratelimitd with rules of its own.
 type replica struct {
 	*proc.Server
+	proc.Addresses
 
 	conn     *grpc.ClientConn
 	operator *grpc.ClientConn // on the admin socket
 	rls      rlsv3.RateLimitServiceClient
 	admin    adminv1.AdminServiceClient
 	dir      string // of its rules
-	debug    string // address of its debug listener
 }
 
 // newCluster starts an empty Redis, with arguments beside the usual ones.
@@ -67,25 +64,17 @@ func (cl *cluster) add(ctx context.Context, rules map[string]string, env ...stri
 			return nil, err
 		}
 	}
-	env = append([]string{
-		"REDIS_SOCKET_TYPE=tcp", "REDIS_URL=" + cl.addr, "USE_STATSD=false", "DRAIN_DELAY=0s", "ADMIN=true", "DECISION_METADATA=true",
-		"RUNTIME_ROOT=" + r.dir, "RUNTIME_WATCH_ROOT=false", "LOG_LEVEL=error", "EXPIRATION_JITTER_MAX_SECONDS=0",
-		"HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1",
-	}, env...)
-	addrs := map[string]string{}
-	for _, name := range []string{"PORT", "GRPC_PORT", "DEBUG_PORT"} {
-		port, err := cl.ports.Free(ctx)
-		if err != nil {
-			return nil, err
-		}
-		addrs[name] = "127.0.0.1:" + port
-		env = append(env, name+"="+port)
-	}
 	socket := filepath.Join(r.dir, "admin.sock")
-	env = append(env, "ADMIN_SOCKET="+socket)
-	r.debug = addrs["DEBUG_PORT"]
-	r.Server = &proc.Server{Program: cl.config.server, Env: env, Stderr: cl.config.stderr, Ready: proc.Answers("http://" + addrs["PORT"] + "/healthcheck")}
-	if err := r.dial(addrs["GRPC_PORT"], socket); err != nil {
+	env = append([]string{
+		"REDIS_URL=" + cl.addr, "ADMIN=true", "ADMIN_SOCKET=" + socket, "DECISION_METADATA=true", "LOG_LEVEL=error",
+		"EXPIRATION_JITTER_MAX_SECONDS=0",
+	}, env...)
+	r.Server = &proc.Server{Program: cl.config.server, Stderr: cl.config.stderr}
+	var err error
+	if r.Addresses, err = r.Serves(ctx, &cl.ports, r.dir, env...); err != nil {
+		return nil, err
+	}
+	if err := r.dial(r.GRPC, socket); err != nil {
 		return nil, err
 	}
 	cl.all = append(cl.all, r)
@@ -118,58 +107,17 @@ func (r *replica) serve(domain, yaml string) error {
 	return os.Rename(file, filepath.Join(r.dir, "config", domain+".yaml"))
 }
 
-func get(ctx context.Context, url string) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
-	if err != nil {
-		return "", err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	body, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", url, resp.Status)
-	}
-	return string(body), err
-}
-
 // leases is what a replica says about its leases, in hits.
 type leases struct{ leased, spent, returned, full, unspent int64 }
 
 // held is what is leased still.
 func (l leases) held() int64 { return l.leased - l.spent - l.returned - l.full - l.unspent }
 
-func (r *replica) leases(ctx context.Context) (l leases, err error) {
-	body, err := get(ctx, "http://"+r.debug+"/metrics")
-	if err != nil {
-		return l, err
-	}
-	for line := range strings.Lines(body) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		name, found := strings.CutPrefix(name, "ratelimitd_near_cache_")
-		if !found {
-			continue
-		}
-		var x float64
-		if _, err := fmt.Sscan(value, &x); err != nil {
-			return l, fmt.Errorf("reading %s: %w", line, err)
-		}
-		switch strings.TrimSuffix(name, "_total") {
-		case "leased":
-			l.leased = int64(x)
-		case "spent":
-			l.spent = int64(x)
-		case "returned":
-			l.returned = int64(x)
-		case "full":
-			l.full = int64(x)
-		case "unspent":
-			l.unspent = int64(x)
-		}
-	}
-	return l, nil
+func (r *replica) leases(ctx context.Context) (leases, error) {
+	page, err := proc.Get(ctx, "http://"+r.Debug+"/metrics")
+	all := proc.Series(page)
+	of := func(name string) int64 { return int64(all["ratelimitd_near_cache_"+name+"_total"]) }
+	return leases{of("leased"), of("spent"), of("returned"), of("full"), of("unspent")}, err
 }
 
 // stop ends all servers, and waits for them.

@@ -40,16 +40,12 @@ func render(t *testing.T, values string) (string, error) {
 func renderRelease(t *testing.T, values, version string) (string, error) {
 	t.Helper()
 	chart, err := loader.LoadDir(filepath.Join(examples, "kubernetes", "chart"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	if version != "" {
 		chart.Metadata.AppVersion = version
 	}
 	given := map[string]any{}
-	if err := yaml.Unmarshal([]byte(values), &given); err != nil {
-		t.Fatal(err)
-	}
+	check(t, yaml.Unmarshal([]byte(values), &given))
 	merged, err := util.ToRenderValues(chart, given, common.ReleaseOptions{Name: "ratelimitd", Namespace: "default"}, common.DefaultCapabilities)
 	if err != nil {
 		return "", err
@@ -89,14 +85,10 @@ func TestChartRendered(t *testing.T) {
 			values = read(t, filepath.Join("kubernetes", r.values))
 		}
 		text, err := render(t, values)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		text = r.head + text
 		if *update {
-			if err := os.WriteFile(filepath.Join(examples, "kubernetes", r.file), []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			check(t, os.WriteFile(filepath.Join(examples, "kubernetes", r.file), []byte(text), 0o644))
 		}
 		if text != read(t, filepath.Join("kubernetes", r.file)) {
 			t.Errorf("examples/kubernetes/%s is not what the chart renders; write it with: go -C tools/manifests test -run TestChartRendered . -update", r.file)
@@ -114,9 +106,7 @@ func TestChartImage(t *testing.T) {
 		{"image: {tag: mine}", "1.2.3", "ratelimitd:mine"},
 	} {
 		text, err := renderRelease(t, c.values, c.version)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		if got := decode(t, text).deployment.Spec.Template.Spec.Containers[0].Image; got != c.want {
 			t.Errorf("with %q the chart of %q has the image %s, want %s", c.values, c.version, got, c.want)
 		}
@@ -150,9 +140,7 @@ tolerations: [{key: dedicated, operator: Exists}]
 affinity: {podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: zone}]}}
 podAnnotations: {a: b}
 `)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	o := decode(t, text)
 	checkDeployment(t, o)
 	checkService(t, o)
@@ -256,9 +244,7 @@ func TestChartDebugTLS(t *testing.T) {
 	t.Parallel()
 	const monitored = "serviceMonitor: {enabled: true, tlsConfig: {serverName: ratelimitd.edge.svc, ca: {secret: {name: ca, key: ca.crt}}}}\n"
 	text, err := render(t, monitored+"grpc: {certSecret: tls}\ndebug: {tls: true}\nenv: {PROMETHEUS_PATH: /m}\n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	o := decode(t, text)
 	checkDeployment(t, o)
 	checkService(t, o)
@@ -289,9 +275,7 @@ grafanaDashboard: {enabled: true, annotations: {grafana_folder: Edge}}
 annotations: {example.com/team: edge}
 env: {PROMETHEUS_PATH: /m}
 `)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	o := decode(t, text)
 	checkDeployment(t, o)
 	checkService(t, o)
@@ -319,9 +303,7 @@ env: {PROMETHEUS_PATH: /m}
 func TestChartProbe(t *testing.T) {
 	t.Parallel()
 	text, err := render(t, "{livenessProbe: {grpc: {port: 8081, service: ratelimit}}, terminationGracePeriodSeconds: 300}")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	pod := decode(t, text).deployment.Spec.Template.Spec
 	if p := pod.Containers[0].LivenessProbe; p.HTTPGet != nil || p.GRPC == nil || p.GRPC.Port != 8081 || p.PeriodSeconds != 10 {
 		t.Errorf("liveness probe: %v", p)
@@ -358,9 +340,7 @@ func TestChartCommands(t *testing.T) {
 			}
 		}
 		text, err := yaml.Marshal(values)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		rendered, err := render(t, string(text))
 		if err != nil {
 			t.Fatalf("helm install %s: %v", command[1], err)

@@ -20,9 +20,7 @@ import (
 func strict[T any](t *testing.T, text string) *T {
 	t.Helper()
 	into := new(T)
-	if err := yaml.UnmarshalStrict([]byte(text), into); err != nil {
-		t.Fatal(err)
-	}
+	check(t, yaml.UnmarshalStrict([]byte(text), into))
 	return into
 }
 
@@ -40,9 +38,7 @@ func gatewayOf(t *testing.T, file string) *egv1a1.EnvoyGateway {
 		t.Errorf("Envoy Gateway does not read a ConfigMap %s/%s", config.Namespace, config.Name)
 	}
 	g := strict[egv1a1.EnvoyGateway](t, config.Data["envoy-gateway.yaml"])
-	if err := validation.ValidateEnvoyGateway(g); err != nil {
-		t.Fatal(err)
-	}
+	check(t, validation.ValidateEnvoyGateway(g))
 	return g
 }
 
@@ -90,18 +86,14 @@ func TestEnvoyGatewayOverlay(t *testing.T) {
 func TestDeployment(t *testing.T) {
 	t.Parallel()
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/envoyproxy/gateway").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	files, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(out)), "internal/infrastructure/kubernetes/ratelimit/testdata/deployments/*.yaml"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no deployments in %s: %v", out, err)
 	}
 	for _, file := range files {
 		raw, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		pod := strict[appsv1.Deployment](t, string(raw)).Spec.Template.Spec
 		at := slices.IndexFunc(pod.Containers, func(c corev1.Container) bool { return c.Name == "envoy-ratelimit" })
 		c := pod.Containers[at]

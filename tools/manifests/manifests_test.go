@@ -21,12 +21,18 @@ import (
 // examples is the directory of the files under test.
 const examples = "../../examples"
 
-func read(t *testing.T, path string) string {
+// check ends the test if there is an error.
+func check(t *testing.T, err error) {
 	t.Helper()
-	raw, err := os.ReadFile(filepath.Join(examples, path))
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join(examples, path))
+	check(t, err)
 	return string(raw)
 }
 
@@ -255,9 +261,7 @@ func stops(t *testing.T, env []corev1.EnvVar) time.Duration {
 	var sum time.Duration
 	for _, text := range []string{delay[1], strings.ReplaceAll(bound[1], " ", "")} {
 		d, err := time.ParseDuration(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		sum += d
 	}
 	return sum

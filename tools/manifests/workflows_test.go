@@ -27,13 +27,9 @@ func TestWorkflows(t *testing.T) {
 	}
 	var said bytes.Buffer
 	linter, err := actionlint.NewLinter(&said, &actionlint.LinterOptions{LogWriter: io.Discard})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	project, err := actionlint.NewProject(repository)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	if problems, err := linter.LintFiles(files, project); err != nil || len(problems) > 0 {
 		t.Errorf("%v\n%s", err, said.String())
 	}
@@ -41,9 +37,7 @@ func TestWorkflows(t *testing.T) {
 	uses := regexp.MustCompile(`(?m)^\s*(?:- )?uses: (.*)$`)
 	for _, file := range append(files, filepath.Join(repository, "action.yml")) {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		if strings.Contains(string(text), "go-version-file: go.mod") {
 			t.Errorf("%s: go.mod names the oldest Go that will do, without the patches since; name the release, and check-latest", file)
 		}
@@ -69,9 +63,7 @@ func TestReleaseWaits(t *testing.T) {
 	if err == nil {
 		err = yaml.Unmarshal(text, &release)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	if release.Permissions == nil || len(release.Permissions) > 0 {
 		t.Errorf("all jobs of a release have the permissions %v", release.Permissions)
 	}
@@ -100,9 +92,7 @@ func TestReleaseWaits(t *testing.T) {
 // TestReleaseOf: the pipeline takes a pre-release, and a patch of an older version, for the latest release of nothing.
 func TestReleaseOf(t *testing.T) {
 	script, err := filepath.Abs(filepath.Join(repository, "tools", "dist", "release-of"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	dir := t.TempDir()
 	git := func(args ...string) {
 		cmd := exec.CommandContext(t.Context(), "git", append([]string{"-c", "user.name=a", "-c", "user.email=a@example.com"}, args...)...)
@@ -137,9 +127,7 @@ func TestReleaseOf(t *testing.T) {
 func TestAction(t *testing.T) {
 	dir := t.TempDir()
 	bad := filepath.Join(dir, "bad.yaml")
-	if err := os.WriteFile(bad, []byte("domain: bad\ndescriptors:\n  - kye: user\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.WriteFile(bad, []byte("domain: bad\ndescriptors:\n  - kye: user\n"), 0o600))
 	good := filepath.Join(repository, "config", "example")
 	sarif := filepath.Join(dir, "log.sarif")
 	for _, c := range []struct {

@@ -204,7 +204,7 @@ func states(t tb) []state {
 	return []state{
 		{name: "nothing-yet", path: "/ui/", says: "No requests in the last hour"},
 		{name: "no-rules", path: "/ui/", says: "No rules", env: noRules},
-		{name: "no-rules-tree", path: "/ui/rules", says: "Unavailable", env: noRules, isError: true},
+		{name: "no-rules-tree", path: "/ui/rules", says: "Counters cannot be read without rules", env: noRules, isError: true},
 		{name: "redis-away", path: "/ui/", says: "not healthy", env: away},
 		{name: "redis-away-descriptor", path: "/ui/descriptor?domain=shop&e=user%3Dann", says: "The backend is down", env: away},
 		{name: "wrong-token", path: "/ui/login", says: "Wrong token", env: []string{"ADMIN_TOKEN_FILE=" + file}, isError: true, each: func(b *tab) {

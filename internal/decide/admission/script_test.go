@@ -4,26 +4,24 @@ import (
 	"flag"
 	"fmt"
 	"hash/fnv"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 )
 
 var update = flag.Bool("update", false, "write what rounds do into testdata")
 
-// script is a core that a text in testdata drives, on virtual time. A line is one of
+// script is a core with virtual time, controlled by a file in testdata. A line is one of
 //
-//	limit N                          so many calls may be in flight
-//	at TIME                          it is so late
+//	limit N                          sets the maximum number of calls in flight
+//	at TIME                          sets the time
 //	call DOMAIN PATIENCE [xN] [cost=N] [nofallback] [from=SOURCE]
-//	round LAP [inflight=N]           the next line says what becomes of which call
+//	round LAP [inflight=N]           runs a round; the next line lists the verdicts
 //
-// Calls are numbered from 1 on.
+// Calls are numbered from 1.
 type script struct {
 	core    core
 	now     time.Duration
@@ -32,31 +30,9 @@ type script struct {
 	sources map[string]*Source
 }
 
-func TestScripts(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatal(files, err)
-	}
-	for _, file := range files {
-		t.Run(filepath.Base(file), func(t *testing.T) {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := run(t, string(text))
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if diff := cmp.Diff(string(text), got); diff != "" && !*update {
-				t.Errorf("(-want +got)\n%s", diff)
-			}
-		})
-	}
-}
+func TestScripts(t *testing.T) { goldentest.Scripts(t, *update, run) }
 
-// run plays a script, and returns it with what its lines do.
+// run runs a script and returns it with the output of its lines.
 func run(t *testing.T, text string) string {
 	t.Helper()
 	s := newScript()
@@ -68,7 +44,7 @@ func run(t *testing.T, text string) string {
 		out.WriteString(line)
 		words := strings.Fields(line)
 		if len(words) == 0 || words[0] == "#" {
-			if len(words) == 0 { // a new scene
+			if len(words) == 0 { // new scenario
 				s = newScript()
 			}
 			continue

@@ -7,17 +7,17 @@ import (
 	"time"
 )
 
-// machine is a process with one processor, on virtual time: what a call costs at each of its steps, and how long a store takes.
+// machine is a simulated process with one processor, on virtual time: the costs of the steps of a call, and the latency of the store.
 type machine struct {
-	read, work, shed, fallback time.Duration // of the processor: to receive a call, to decide it, to fail it on its headers, to answer by a fallback
-	store                      time.Duration // from the work on a call to its answer, without the processor
+	read, work, shed, fallback time.Duration // processor time to receive, to decide, to fail after the headers, to fall back
+	store                      time.Duration // latency between the work on a call and its answer, without processor time
 }
 
-// load is what comes to it: rate calls a second, on connections, of domains of which the first is quiet.
+// load describes the simulated calls: rate calls per second, on connections, in domains of which the first is quiet.
 type load struct {
 	rate     float64
-	quiet    float64 // calls a second of a domain of its own
-	shared   bool    // on the same connections
+	quiet    float64 // calls per second in a separate domain
+	shared   bool    // the quiet domain uses the same connections
 	patience time.Duration
 }
 
@@ -38,10 +38,10 @@ type simCall struct {
 	w     waiting
 	at    time.Duration
 	quiet bool
-	due   time.Duration // end of store
+	due   time.Duration // end of the store's latency
 }
 
-// play plays a load for a while, after some time that does not count.
+// play simulates a load for a duration, after a warm-up that does not count.
 func (m machine) play(l load, warm, d time.Duration, seed uint64) (res result) {
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	c := newCore()
@@ -78,7 +78,7 @@ func (m machine) play(l load, warm, d time.Duration, seed uint64) (res result) {
 	for now < warm+d {
 		began := now
 		var spent time.Duration
-		// what the last round gave turns to
+		// calls that got a turn in the last round
 		var worked []*simCall
 		give := func(w *waiting, v Verdict) {
 			s := byWait[w]
@@ -97,7 +97,7 @@ func (m machine) play(l load, warm, d time.Duration, seed uint64) (res result) {
 			}
 		}
 		c.round(now, lap, inFlight, give)
-		// what has arrived since
+		// calls that have arrived since
 		for {
 			quiet := nextQuiet < nextNoisy && l.quiet > 0
 			at := nextNoisy
@@ -135,7 +135,7 @@ func (m machine) play(l load, warm, d time.Duration, seed uint64) (res result) {
 			}
 			byWait[&s.w] = s
 			s.w.Late = 0
-			c.enqueue(now+spent, now+spent+l.patience, &s.w) // no one tells how long its headers waited
+			c.enqueue(now+spent, now+spent+l.patience, &s.w) // the time that its headers waited is unknown
 		}
 		now += max(spent, 20*time.Microsecond)
 		for _, s := range worked {
@@ -153,7 +153,7 @@ func (m machine) play(l load, warm, d time.Duration, seed uint64) (res result) {
 		}
 		inStore = kept
 		lap = now - began
-		if lap <= 20*time.Microsecond { // it rests
+		if lap <= 20*time.Microsecond { // the dispatcher rests
 			now += 80 * time.Microsecond
 		}
 		res.laps++
@@ -163,8 +163,8 @@ func (m machine) play(l load, warm, d time.Duration, seed uint64) (res result) {
 	return res
 }
 
-// TestSimulated: what a process with one processor decides of too much, as a model of it has it. The figures of a real one are in
-// docs/reliability.md.
+// TestSimulated checks the throughput of a simulated overloaded process with one processor. docs/reliability.md has measurements of a
+// real one.
 func TestSimulated(t *testing.T) {
 	const us = time.Microsecond
 	for name, m := range map[string]machine{
@@ -188,7 +188,7 @@ func TestSimulated(t *testing.T) {
 	}
 }
 
-// TestBytes: what waits is counted in bytes until its call has its turn, whatever becomes of the call's memory then.
+// TestBytes checks that the size of a waiting call counts until its turn, even if the call's memory is reused then.
 func TestBytes(t *testing.T) {
 	c := newCore()
 	c.limit.calls = leastInFlight
@@ -202,7 +202,7 @@ func TestBytes(t *testing.T) {
 	}
 }
 
-// TestEnter: a call proceeds immediately unless it comes late, others wait, or too many are being decided.
+// TestEnter checks that a call proceeds immediately unless it is late, other calls wait, or the limit in flight is reached.
 func TestEnter(t *testing.T) {
 	g := New(time.Second)
 	for late, want := range map[time.Duration]bool{0: true, startsLate - 1: true, startsLate: false} {

@@ -12,6 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -77,18 +78,10 @@ func newBench(tb testing.TB, rules string, c limiter.Config) *limiter.Limiter {
 
 func load(tb testing.TB, l *limiter.Limiter, files ...string) {
 	tb.Helper()
-	var sources []descriptors.Source
-	for i, rules := range files {
-		sources = append(sources, descriptors.Source{Name: fmt.Sprintf("rules%d.yaml", i), Data: []byte(rules)})
-	}
-	set, problems, err := descriptors.Load(sources, descriptors.Options{})
-	if err != nil {
-		tb.Fatal(problems)
-	}
-	l.SetRules(set)
+	l.SetRules(rulefiletest.Load(tb, files...))
 }
 
-// hot are requests that must be decided without allocating.
+// hot returns requests that must be decided without allocations.
 func hot() map[string]*limiter.Request {
 	one := func(text string) *limiter.Request {
 		return &limiter.Request{Domain: []byte("shop"), Descriptors: []limiter.Descriptor{{Entries: entries(text)}}}
@@ -134,7 +127,7 @@ func TestDecideDoesNotAllocate(t *testing.T) {
 					}
 				})
 				most := 0.0
-				if name == "override" { // checking the limit that it makes may take one
+				if name == "override" { // validating its limit may allocate once
 					most = 1
 				}
 				if n > most {

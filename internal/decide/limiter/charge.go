@@ -41,7 +41,7 @@ func (l *Limiter) charge(ctx context.Context, r *Request, p *Scratch) (err error
 	default:
 		err = l.ask(ctx, p, p.ops, nil)
 	}
-	p.learn()
+	p.completeReserveBy()
 	if p.blocked {
 		if err != nil {
 			l.counts.refundErrors.Add(1)
@@ -270,6 +270,6 @@ func (l *Limiter) applyBatch(ctx context.Context, p *Scratch) error {
 	for k, i := range p.picked {
 		p.ops[i].Decision, p.ops[i].Origin, p.ops[i].Again = p.batch[k].Decision, p.batch[k].Origin, true
 	}
-	p.learn()
+	p.completeReserveBy()
 	return nil
 }

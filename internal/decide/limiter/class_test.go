@@ -46,7 +46,7 @@ descriptors:
   rate_limit: {unit: hour, requests_per_unit: 1000}
 `
 
-// broken77 is a store that fails for limits of 77.
+// broken77 is a backend that fails for limits of 77.
 type broken77 struct{ backend.Backend }
 
 func (b broken77) Apply(ctx context.Context, ops []backend.Op) {
@@ -58,7 +58,7 @@ func (b broken77) Apply(ctx context.Context, ops []backend.Op) {
 	}
 }
 
-// TestClass: each request has one class, whatever its descriptors come to, and is counted under it.
+// TestClass checks that each request has one class, for any combination of outcomes, and is counted in it.
 func TestClass(t *testing.T) {
 	t.Parallel()
 	held := controls.New(controls.Config{})
@@ -73,12 +73,13 @@ func TestClass(t *testing.T) {
 	}
 	for _, shadow := range []bool{false, true} {
 		registry := stats.New()
-		l := limiter.New(broken77{memory.New(memory.Config{})}, registry, limiter.Config{Overrides: held.Overrides(), Local: memory.New(memory.Config{}), Shadow: shadow})
+		l := limiter.New(broken77{memory.New(memory.Config{})}, registry,
+			limiter.Config{Overrides: held.Overrides(), Local: memory.New(memory.Config{}), Shadow: shadow})
 		load(t, l, classRules)
 		want := map[limiter.Class]uint64{}
 		for _, c := range []struct {
 			descriptors     string
-			class, inShadow limiter.Class // the second with SHADOW_MODE
+			class, inShadow limiter.Class // inShadow applies with SHADOW_MODE
 		}{
 			{"open", limiter.ClassOK, limiter.ClassOK},
 			{"free", limiter.ClassOK, limiter.ClassOK},
@@ -96,7 +97,7 @@ func TestClass(t *testing.T) {
 			{"late:look", limiter.ClassOverLimit, limiter.ClassShadow},
 			{"full late", limiter.ClassOverLimit, limiter.ClassLateCharge},
 			{"late full shadow", limiter.ClassOverLimit, limiter.ClassLateCharge},
-			{"less", limiter.ClassOverLimit, limiter.ClassShadow}, // the number is a control's, and what rejects is the limit
+			{"less", limiter.ClassOverLimit, limiter.ClassShadow}, // the number is a control's, but the limit rejects
 			{"deny", limiter.ClassFallback, limiter.ClassFallback},
 			{"pass", limiter.ClassFallback, limiter.ClassFallback},
 			{"local", limiter.ClassFallback, limiter.ClassFallback},
@@ -150,7 +151,7 @@ func classRequest(descriptors string) *limiter.Request {
 	return r
 }
 
-// TestManyDomains: the series of decisions are bounded.
+// TestManyDomains checks that the number of series of decisions is bounded.
 func TestManyDomains(t *testing.T) {
 	t.Parallel()
 	registry := stats.New()

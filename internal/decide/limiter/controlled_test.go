@@ -14,6 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -47,18 +48,18 @@ descriptors:
   rate_limit: {unit: hour, requests_per_unit: 1, algorithm: leaky_bucket}
 `
 
-// TestControlledRequests: whatever controls and requests there are, a block rejects, what is allowed is not rejected, and there is
+// TestControlledRequests checks, for any controls and requests, that a block rejects, that an allow never rejects, and that there is
 // always an answer.
 func TestControlledRequests(t *testing.T) {
-	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(controlledRules)}}, descriptors.Options{})
-	if err != nil {
-		t.Fatal(err, problems)
-	}
+	set := rulefiletest.Load(t, controlledRules)
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		yes := func() bool { return r.IntN(2) == 0 }
 		held := controls.New(controls.Config{})
-		config := limiter.Config{Shadow: yes(), Quota: yes(), StopWhenOver: yes(), LocalCache: yes(), ReferenceNames: r.IntN(4) == 0, Overrides: held.Overrides()}
+		config := limiter.Config{
+			Shadow: yes(), Quota: yes(), StopWhenOver: yes(),
+			LocalCache: yes(), ReferenceNames: r.IntN(4) == 0, Overrides: held.Overrides(),
+		}
 		l := limiter.New(memory.New(memory.Config{}), stats.New(), config)
 		l.SetRules(set)
 		for range r.IntN(8) {
@@ -83,7 +84,7 @@ func TestControlledRequests(t *testing.T) {
 				continue
 			}
 			for i := range q.Descriptors {
-				kind, want := override.Limit, override.Limit // as good as none
+				kind, want := override.Limit, override.Limit // same as no control
 				if c := v.Statuses[i].Control; c != nil {
 					kind = c.Kind
 				}
@@ -96,7 +97,7 @@ func TestControlledRequests(t *testing.T) {
 						break
 					}
 					if n = len(found[0].Entries); slices.Contains(x.Descriptors[i].Effective.Controls, found[0]) {
-						break // it has no effect, and nothing shorter has
+						break // it has no effect, and neither has a shorter one
 					}
 				}
 				explained := x.Descriptors[i].Control
@@ -115,7 +116,7 @@ func TestControlledRequests(t *testing.T) {
 
 func one(r *rand.Rand, all ...string) string { return all[r.IntN(len(all))] }
 
-// anyKey returns a key of controlledRules, or another one.
+// anyKey returns a key of controlledRules or another one.
 func anyKey(r *rand.Rand) string {
 	return one(r, "a", "shadow", "quota", "free", "list", "replacing", "slot", "locked", "queue", "none")
 }
@@ -147,7 +148,7 @@ func anyRequest(r *rand.Rand) *limiter.Request {
 	return q
 }
 
-// skewed is a store of controls whose clock is ahead of this process', or behind it.
+// skewed is a store of controls whose clock differs from this process's.
 type skewed struct{ by time.Duration }
 
 func (s skewed) now() int64 { return time.Now().Add(s.by).UnixMicro() }
@@ -164,12 +165,10 @@ func (skewed) Replicas(context.Context) ([]string, error) { return nil, nil }
 
 func (skewed) Leave(context.Context) {}
 
-// TestBlockEndsByTheClockOfTheStore: a blocked request hears when the control ends, whatever the difference of clocks.
+// TestBlockEndsByTheClockOfTheStore checks that the answer to a blocked request contains the end of the control, regardless of the
+// difference of clocks.
 func TestBlockEndsByTheClockOfTheStore(t *testing.T) {
-	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(controlledRules)}}, descriptors.Options{})
-	if err != nil {
-		t.Fatal(err, problems)
-	}
+	set := rulefiletest.Load(t, controlledRules)
 	for _, by := range []time.Duration{-2 * time.Minute, 0, 10 * time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
 			c := controls.New(controls.Config{Store: skewed{by}})

@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// given is a store that has entries, for there is no quick way to put 10,000 controls in force one by one.
+// given is a store with initial entries, because putting 10,000 controls in force one by one is slow.
 type given []replicated.Entry
 
 func (g given) Changes(context.Context, replicated.Revision, string) (replicated.Changes, error) {
@@ -28,7 +28,7 @@ func (given) Put(context.Context, replicated.Revision, []replicated.Entry, bool)
 func (given) Replicas(context.Context) ([]string, error) { return nil, nil }
 func (given) Leave(context.Context)                      {}
 
-// manyControls returns n blocks, each of another user, path or bucket than those of the requests in hot.
+// manyControls returns n blocks, none of which matches the requests in hot.
 func manyControls(tb testing.TB, n int) *controls.Controls {
 	tb.Helper()
 	if n == 0 {
@@ -53,7 +53,7 @@ func manyControls(tb testing.TB, n int) *controls.Controls {
 	return c
 }
 
-// BenchmarkControls is what controls that are about others cost a request: none, one, and as many as there may be.
+// BenchmarkControls measures a request with controls that do not match it: none, one, and the maximum number.
 func BenchmarkControls(b *testing.B) {
 	for _, n := range []int{0, 1, controls.Max} {
 		l := newBench(b, benchRules, limiter.Config{Overrides: manyControls(b, n).Overrides()})

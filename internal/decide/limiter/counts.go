@@ -152,7 +152,7 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 // fallbacks counts the decisions of a rule's fallback, by kind. An element is nil until used.
 type fallbacks [descriptors.FailLocal + 1]atomic.Pointer[count.Counter]
 
-// overrideRule stands for overrides that match no rule.
+// overrideRule is the label of overrides that match no rule.
 const overrideRule = "__override__"
 
 // readyFallback creates the counter of a rule's fallback. The fallback error has none, because it decides nothing.

@@ -33,7 +33,7 @@ func TestG28DeadlineThatHasPassed(t *testing.T) {
 	}
 }
 
-// counting counts calls, and lets some of them fail.
+// counting counts calls, some of which fail.
 type counting struct {
 	backend.Backend
 	calls int
@@ -50,7 +50,7 @@ func (c *counting) Apply(ctx context.Context, ops []backend.Op) {
 	}
 }
 
-// Hits that cannot be refunded do not change the verdict, and are counted.
+// TestRefundThatFails checks that failed refunds do not change the verdict, and are counted.
 func TestRefundThatFails(t *testing.T) {
 	b := &counting{Backend: still(), fail: func(op *backend.Op) error {
 		if op.Mode == backend.Refund {
@@ -76,7 +76,7 @@ func TestRefundThatFails(t *testing.T) {
 	}
 }
 
-// One op that fails leaves the request without a verdict; the hits of the others stay spent.
+// TestOneOpThatFails checks that one failed op leaves the request without a verdict, and that the hits of the others stay consumed.
 func TestOneOpThatFails(t *testing.T) {
 	dead := errors.New("shard is down")
 	b := &counting{Backend: still(), fail: func(op *backend.Op) error {
@@ -99,7 +99,8 @@ func TestOneOpThatFails(t *testing.T) {
 	}
 }
 
-// A request without a verdict, because the store failed for one of its counters, leaves nothing reserved on the others.
+// TestOneOpThatFailsReleasesTheOthers checks that a request without a verdict, because the backend failed for one counter, leaves no
+// reservation on the others.
 func TestOneOpThatFailsReleasesTheOthers(t *testing.T) {
 	for _, charge := range []string{"each", "together"} {
 		failing := false

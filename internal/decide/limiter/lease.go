@@ -14,7 +14,7 @@ import (
 
 // Lease is a request for hits by clients that divide a limit among themselves.
 type Lease struct {
-	Hits     uint64 // hits to debit; fewer if fewer are left
+	Hits     uint64 // hits to debit, or as many as are left
 	Overdraw bool   // debit all Hits even if a token bucket has fewer left, by at most its burst
 	Refund   uint64 // hits of an earlier lease to refund, instead of debiting Hits
 	Window   int64  // window of that lease, from [Leased.Window]
@@ -27,7 +27,7 @@ type Leased struct {
 
 	// Set only if the limits of a rule with rlqs decide, outside of shadow mode.
 	Key   backend.Key // key of the counter
-	Asked uint64      // hits that requests to this process asked of it since the last lease
+	Asked uint64      // hits requested of it through this process since the last lease
 
 	// Set only if, in addition, the backend succeeded.
 	Granted    uint64        // hits debited

@@ -29,7 +29,7 @@ type Config struct {
 	Shadow          bool    // SHADOW_MODE
 	Quota           bool    // QUOTA_MODE
 	StopWhenOver    bool    // STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT
-	LocalCache      bool    // LOCAL_CACHE_SIZE_IN_BYTES is set: changes what StopWhenOver charges, and enables over_limit_with_local_cache
+	LocalCache      bool    // LOCAL_CACHE_SIZE_IN_BYTES is set: affects the charges of StopWhenOver, and enables over_limit_with_local_cache
 	NearLimitRatio  float32 // NEAR_LIMIT_RATIO; 0 means 0.8
 	MetricMaxSeries int     // METRIC_MAX_SERIES; 0 means 1,000
 	SanitizeDots    bool    // SANITIZE_DESCRIPTOR_METRIC_DOTS: replace dots in levels of metric keys by underscores

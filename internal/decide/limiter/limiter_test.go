@@ -3,7 +3,6 @@ package limiter_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"net/http"
@@ -24,13 +23,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// fixture is a limiter on a clock that stands still.
+// fixture is a limiter whose clock stands still.
 type fixture struct {
 	*limiter.Limiter
 	stats *stats.Registry
 }
 
-// still are counters whose clock stands still.
+// still returns a memory backend whose clock stands still.
 func still() *memory.Backend {
 	return memory.New(memory.Config{Now: func() engine.Micros { return 1e15 }})
 }
@@ -53,7 +52,7 @@ func (f fixture) decide(tb testing.TB, r *limiter.Request) *limiter.Verdict {
 	return v
 }
 
-// series counts what Prometheus is shown of the rules, and how much that is.
+// series returns the number and the size of the rules' series in Prometheus' format.
 func (f fixture) series(tb testing.TB) (n, size int) {
 	tb.Helper()
 	w := httptest.NewRecorder()
@@ -89,60 +88,6 @@ descriptors:
   rate_limit: {unit: hour, requests_per_unit: 0}
 `
 
-func TestG4UnknownDomainsAreBounded(t *testing.T) {
-	f := newFixture(t, plainRules, limiter.Config{})
-	for i := range 100_000 {
-		if v := f.decide(t, request(fmt.Sprint("d", i), "user=1")); v.Over || len(v.Statuses) != 1 {
-			t.Fatalf("the answer to an unknown domain is %+v", v)
-		}
-	}
-	f.decide(t, request(strings.Repeat("long", 1000), "user=1"))
-	f.decide(t, request("d\xff", "user=1"))
-	if n, _ := f.series(t); n != 101 {
-		t.Errorf("there are %d series, want those of 100 domains and one for all others", n)
-	}
-	if n := f.stats.Counter(stats.DomainNotFound, count.Other).Load(); n != 99_902 {
-		t.Errorf("%d requests are for other domains, want 99902", n)
-	}
-	if n := f.stats.Counter(stats.DomainNotFound, "d7").Load(); n != 1 {
-		t.Errorf("%d requests are for d7, want 1", n)
-	}
-}
-
-func TestG8G10ValuesOfAnyBytes(t *testing.T) {
-	f := newFixture(t, plainRules, limiter.Config{})
-	values := []string{
-		"_", "|", ":", ".", "/", "\\", ",", ";", "=", "*", "%", "\"", "'", " ", "\x00", "\r", "\n", "\x1b", "\u2028", "\u202e",
-		"\xff", "\xff\xfe", "\xc3\x28", "{x}", "a\n# TYPE b counter\nb 1", "", strings.Repeat("x", 60<<10),
-	}
-	for _, key := range []string{"user", "seen", "detailed"} {
-		for _, value := range values {
-			r := request("shop", key+"=1")
-			r.Descriptors[0].Entries[0].Value = []byte(value)
-			if v := f.decide(t, r); v.Over {
-				t.Errorf("%s=%q is over with its first hit: it shares a counter", key, value)
-			}
-		}
-	}
-	for _, key := range []string{"us\xffer", "\xff", ""} {
-		r := request("shop", "user=1")
-		r.Descriptors[0].Entries[0].Key = []byte(key)
-		if v := f.decide(t, r); v.Over || v.Statuses[0].Rule != nil {
-			t.Errorf("the key %q meets a rule", key)
-		}
-	}
-	var b bytes.Buffer
-	if err := f.stats.WriteText(&b); err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(b.String()) {
-		if !strings.HasPrefix(line, "ratelimit") {
-			t.Errorf("a value starts a line of its own: %q", line)
-		}
-	}
-	f.series(t)
-}
-
 // TestG13_ManyReservations: each of as many descriptors as there may be, all of one counter, has a reservation of its own.
 func TestG13_ManyReservations(t *testing.T) {
 	sealer := new(limiter.Sealer)
@@ -165,39 +110,6 @@ func TestG13_ManyReservations(t *testing.T) {
 	}
 }
 
-func TestG12G13Bounds(t *testing.T) {
-	f := newFixture(t, plainRules, limiter.Config{})
-	var scratch limiter.Scratch
-	for _, c := range []struct {
-		descriptors, entries int
-		want                 error
-	}{
-		{limiter.MaxDescriptors, 1, nil},
-		{limiter.MaxDescriptors + 1, 1, limiter.ErrTooManyDescriptors},
-		{10_000, 1, limiter.ErrTooManyDescriptors},
-		{1, limiter.MaxEntries, nil},
-		{1, limiter.MaxEntries + 1, limiter.ErrTooManyEntries},
-		{1, 1000, limiter.ErrTooManyEntries},
-	} {
-		r := request("shop", "user=1"+strings.Repeat(",user=1", c.entries-1))
-		r.Descriptors = slices.Repeat(r.Descriptors, c.descriptors)
-		if _, err := f.Decide(t.Context(), r, &scratch); !errors.Is(err, c.want) {
-			t.Errorf("%d descriptors of %d entries: %v, want %v", c.descriptors, c.entries, err, c.want)
-		}
-	}
-	// What the reference rejects too comes first.
-	r := request("", "user=1")
-	r.Descriptors = slices.Repeat(r.Descriptors, 1000)
-	if _, err := f.Decide(t.Context(), r, &scratch); !errors.Is(err, limiter.ErrEmptyDomain) {
-		t.Errorf("without a domain: %v", err)
-	}
-	without := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{})
-	r.Domain = []byte("shop")
-	if _, err := without.Decide(t.Context(), r, &scratch); !errors.Is(err, limiter.ErrNoRules) {
-		t.Errorf("without rules: %v", err)
-	}
-}
-
 func TestG26OverridesAreBounded(t *testing.T) {
 	f := newFixture(t, plainRules, limiter.Config{})
 	for i := range 50_000 {
@@ -215,88 +127,6 @@ func TestG26OverridesAreBounded(t *testing.T) {
 	}
 	if n := f.stats.Rule(count.NewKey("shop", count.Other)).TotalHits.Load(); n != 49_900 {
 		t.Errorf("%d hits are of other keys, want 49900", n)
-	}
-}
-
-// If a rule shows values in metrics, only the first thousand values get series of their own.
-func TestH8SeriesOfManyValues(t *testing.T) {
-	f := newFixture(t, plainRules, limiter.Config{})
-	var scratch limiter.Scratch
-	r := request("shop", "detailed=1")
-	long := bytes.Repeat([]byte("x"), 200)
-	ask := func(i int) {
-		value := fmt.Appendf(nil, "%d\xff\n\"", i)
-		if i%10 == 0 {
-			value = append(value, long...)
-		}
-		r.Descriptors[0].Entries[0].Value = value
-		if _, err := f.Decide(t.Context(), r, &scratch); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for i := range 60_000 {
-		ask(i)
-	}
-	var n, size int
-	best := time.Duration(math.MaxInt64) // the machine may be busy with something else
-	for range 5 {
-		start := time.Now()
-		n, size = f.series(t)
-		best = min(best, time.Since(start))
-	}
-	if best > 2*time.Second {
-		t.Errorf("the scrape takes %v; the aim is 200 ms", best)
-	}
-	if n > 1001*5 {
-		t.Errorf("there are %d series, want those of 1000 values and of all others", n)
-	}
-	if size > 1<<20 {
-		t.Errorf("the scrape has %d bytes, want at most 1 MB", size)
-	}
-	if n := f.stats.Rule(count.NewKey("shop", "detailed_"+count.Other)).TotalHits.Load(); n < 59_000 {
-		t.Errorf("%d hits are of other values, want at least 59000", n)
-	}
-}
-
-// Properties 1 and 2 of faults.md 4.5: no hit is lost, and each remaining number is reported once.
-func TestExactlyOnceLadder(t *testing.T) {
-	f := newFixture(t, plainRules, limiter.Config{})
-	var mu sync.Mutex
-	told := make(map[uint64]int)
-	rejected := 0
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			var scratch limiter.Scratch
-			r := request("shop", "user=1")
-			for range 150 {
-				v, err := f.Decide(t.Context(), r, &scratch)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				mu.Lock()
-				if v.Over {
-					rejected++
-				} else {
-					told[v.Statuses[0].Remaining]++
-				}
-				mu.Unlock()
-			}
-		})
-	}
-	wg.Wait()
-	for i := range uint64(1000) {
-		if told[i] != 1 {
-			t.Fatalf("%d remaining was told %d times", i, told[i])
-		}
-	}
-	if rejected != 200 {
-		t.Errorf("%d are rejected, want 200", rejected)
-	}
-	n := f.stats.Rule(count.NewKey("shop", "user"))
-	if n.TotalHits.Load() != 1200 || n.WithinLimit.Load() != 1000 || n.OverLimit.Load() != 200 || n.NearLimit.Load() != 200 {
-		t.Errorf("counted %d total, %d within, %d over, %d near", n.TotalHits.Load(), n.WithinLimit.Load(), n.OverLimit.Load(), n.NearLimit.Load())
 	}
 }
 
@@ -340,6 +170,62 @@ func TestReloadUnderLoad(t *testing.T) {
 	}
 }
 
+// TestCounted: metrics count any cost that a limit admits, and not the number that stands for one that cannot be read.
+func TestCounted(t *testing.T) {
+	for hits, want := range map[uint64]uint64{
+		0: 0, 5: 5, 1_000_000_001: 1_000_000_001, engine.MaxLimit: engine.MaxLimit, engine.MaxLimit + 1: 1_000_000_000, math.MaxUint64: 1_000_000_000,
+	} {
+		if got := limiter.Counted(hits); got != want {
+			t.Errorf("%d: %d, want %d", hits, got, want)
+		}
+	}
+}
+
+// TestOverdraft: a counter knows how far it is below 0, whatever counts, until a refund has paid that back.
+func TestOverdraft(t *testing.T) {
+	f := newFixture(t, `
+domain: llm
+descriptors:
+  - {key: fixed_window, rate_limit: {unit: year, requests_per_unit: 1000, late_charge: true}}
+  - {key: sliding_window, rate_limit: {unit: year, requests_per_unit: 1000, algorithm: sliding_window, late_charge: true}}
+  - {key: token_bucket, rate_limit: {unit: year, requests_per_unit: 1000, algorithm: token_bucket, late_charge: true}}
+  - {key: none, rate_limit: {unit: year, requests_per_unit: 0}}
+`, limiter.Config{})
+	for _, key := range []string{"fixed_window", "sliding_window", "token_bucket"} {
+		about := entries(key + "=ann")
+		peek := func(left, over uint64) {
+			t.Helper()
+			c, err := f.Peek(t.Context(), "llm", about)
+			if err != nil || c.Decision.Left != left || c.Overdraft != over {
+				t.Errorf("%s: %d left, %d over; %v; want %d and %d", key, c.Decision.Left, c.Overdraft, err, left, over)
+			}
+		}
+		peek(1000, 0)
+		charge := func(hits uint32) {
+			t.Helper()
+			r := &limiter.Request{Domain: []byte("llm"), Hits: hits, Descriptors: []limiter.Descriptor{{Entries: about}}}
+			if _, err := f.Decide(t.Context(), r, new(limiter.Scratch)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		charge(1000)
+		peek(0, 0)
+		charge(700)
+		peek(0, 700)
+		before, after, err := f.Grant(t.Context(), "llm", about, 300, false)
+		if err != nil || before.Overdraft != 700 || after.Overdraft != 400 {
+			t.Errorf("%s: %v: %+v, %+v", key, err, before, after)
+		}
+		if _, _, err := f.Grant(t.Context(), "llm", about, 500, false); err != nil {
+			t.Error(err)
+		}
+		peek(100, 0)
+	}
+	if c, err := f.Peek(t.Context(), "llm", entries("none=ann")); err != nil || c.Overdraft != 0 {
+		t.Errorf("a limit of 0: %+v, %v", c, err)
+	}
+}
+
 func TestResetSeconds(t *testing.T) {
 	for _, c := range []struct {
 		outcome      limiter.Outcome
@@ -366,11 +252,11 @@ func TestResetSeconds(t *testing.T) {
 	}
 }
 
-// What a large request was decided in can be reused for a small one, and retains nothing of the large one.
+// TestScratchIsReused checks that the Scratch of a large request can be reused for a small one, and retains none of its data.
 func TestScratchIsReused(t *testing.T) {
 	f := newFixture(t, plainRules, limiter.Config{})
 	big := request("shop", "user=1")
-	big.Descriptors = slices.Repeat(big.Descriptors, 256) // as many as a call may have whose memory is kept
+	big.Descriptors = slices.Repeat(big.Descriptors, 256) // the maximum of a pooled call
 	big.Descriptors[0].Entries = []descriptors.Entry{{Key: []byte("user"), Value: bytes.Repeat([]byte("x"), 1<<20)}}
 	var scratch limiter.Scratch
 	var v *limiter.Verdict
@@ -388,7 +274,7 @@ func TestScratchIsReused(t *testing.T) {
 	}
 	var before, after runtime.MemStats
 	runtime.GC()
-	runtime.GC() // what pools hold outlives one
+	runtime.GC() // a pool keeps its content for one collection
 	runtime.ReadMemStats(&before)
 	scratch = limiter.Scratch{}
 	runtime.GC()
@@ -398,7 +284,7 @@ func TestScratchIsReused(t *testing.T) {
 	}
 }
 
-// remembering rejects everything as a near cache does that remembers rejections.
+// remembering rejects everything, as a near cache with remembered rejections does.
 type remembering struct {
 	backend.Backend
 
@@ -415,7 +301,8 @@ func (r *remembering) Apply(_ context.Context, ops []backend.Op) {
 	}
 }
 
-// The near cache's rejections are over_limit, and over_limit_with_local_cache only with the reference's local cache.
+// TestOverLimitWithLocalCache checks that the near cache's rejections count as over_limit, and as over_limit_with_local_cache only with
+// the reference's local cache.
 func TestOverLimitWithLocalCache(t *testing.T) {
 	for _, local := range []bool{false, true} {
 		for _, together := range []bool{false, true} {

@@ -9,8 +9,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
 )
 
-// Two rules whose names are equal when joined with dots have different labels, even after a reload, whichever counts
-// first.
+// TestDottedNamesThatCollide checks that two rules whose names are equal when joined with dots have different labels, in any order of use
+// and after a reload.
 func TestDottedNamesThatCollide(t *testing.T) {
 	const m = "domain: m\ndescriptors: [{key: b.c, rate_limit: {unit: hour, requests_per_unit: 9}}, {key: b, descriptors: [{key: c, rate_limit: {unit: hour, requests_per_unit: 9}}]}]\n"
 	const mb = "domain: m.b\ndescriptors: [{key: c, rate_limit: {unit: hour, requests_per_unit: 9}}]\n"
@@ -37,7 +37,7 @@ func TestDottedNamesThatCollide(t *testing.T) {
 	}
 }
 
-// A long value has series of its own like any other, as long as there is room for it; a short one then still fits.
+// TestH8SeriesOfLongValues checks that a long value gets its own series while there is room, and that a short one then still fits.
 func TestH8SeriesOfLongValues(t *testing.T) {
 	f := newFixture(t, plainRules, limiter.Config{})
 	hits := func(value string) uint64 {

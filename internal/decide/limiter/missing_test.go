@@ -25,7 +25,8 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 1000000}
 `
 
-// TestMissingKeys: a key that no rule has in its place is reported with what the rules have there, once an hour; a value is not.
+// TestMissingKeys checks that a key that no rule has at its level is reported once an hour, with the keys that rules have there, and that
+// a missing value is not reported.
 func TestMissingKeys(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -40,7 +41,7 @@ func TestMissingKeys(t *testing.T) {
 				}
 			}
 		}
-		ask("user=a", "tenant_x=a", "method=PUT", "method=GET,path=/", "method=PUT,path=/", "method=GET") // a rule has the keys
+		ask("user=a", "tenant_x=a", "method=PUT", "method=GET,path=/", "method=PUT,path=/", "method=GET") // a rule has these keys
 		if len(got) > 0 {
 			t.Errorf("reported: %q", got)
 		}
@@ -64,7 +65,7 @@ func TestMissingKeys(t *testing.T) {
 	})
 }
 
-// TestMissingKeysAreBounded: callers who choose keys cause ten reports a minute, whatever they send, and then others have their turn.
+// TestMissingKeysAreBounded checks that arbitrary keys cause at most ten reports a minute, and that others are reported later.
 func TestMissingKeysAreBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -12,7 +12,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Mistake is a probable mistake in a rule, or in the calls for it.
+// Mistake is a probable mistake in a rule, or in the calls for it. The rules do not say how requests are charged, and Envoy's configuration,
+// which does, is not known here. So mistakes are found in the calls.
 type Mistake uint8
 
 // The mistakes. They are about requests that are charged once they have run.
@@ -28,10 +29,22 @@ func (m Mistake) String() string {
 	return [mistakes]string{"no_reservation", "dropped_charge", "single_use"}[m]
 }
 
-// habits is what the calls for a rule show. A rule has none until a call has no hits.
+// Advice describes the mistake in the calls for r, and what to change.
+func (m Mistake) Advice(r *descriptors.Rule) string {
+	return [mistakes]string{
+		"requests reserve estimates and none is settled, because their costs come without a reservation ID, so both stay consumed: " +
+			"send the ID with the cost, or use reserve with by",
+		"charges that exceed the remaining hits are dropped, so requests cost nothing: " +
+			"if requests are charged after they have run, " + r.LateChargeAdvice(),
+		"no limit applies, because nearly every request has a counter of its own: " +
+			"name the entry that differs in each request with reserve and by, or leave it out",
+	}[m]
+}
+
+// habits is what the calls for a rule show.
 type habits struct {
-	checks, charges atomic.Uint64 // without reservations: calls with 0 hits, and with more since the first one with 0
-	settled         atomic.Bool   // a reservation has been settled
+	checks, charges atomic.Uint64
+	settled         atomic.Bool // there was a settlement
 	singles         singles
 	mistakes        [mistakes]atomic.Pointer[count.Counter] // nil before the first one
 }
@@ -48,43 +61,48 @@ func (l *Limiter) Mistakes(f func(r *descriptors.Rule, m Mistake, calls uint64))
 			continue
 		}
 		for m := range mistakes {
-			if n := h.mistakes[m].Load(); n != nil && (m != Unnamed || !h.settled.Load()) {
+			n := h.mistakes[m].Load()
+			switch { // the rule may have been changed since
+			case n == nil, r.Unlimited, (m == Unnamed) != (r.Reserve != nil), m == Unnamed && h.settled.Load():
+			case m == DroppedCharge && !r.RateLimits.At(0).Limit.DropsCharges():
+			default:
 				f(r, m, n.Load())
 			}
 		}
 	}
 }
 
-// habit learns from the decided t, which belongs to a rule. hitless says that its descriptor has no hits.
+// habit learns from the decided t, which belongs to a rule. Hitless reports whether its descriptor has no hits. A rule is watched from the
+// first call on that begins a request to be charged later. Until then, its requests may be charged when they come, where none of this is a
+// mistake.
 func (c *counts) habit(p *Scratch, t *part, hitless bool) {
-	h, op := t.rule.habits.Load(), &p.ops[t.op]
-	checks := t.Rule.Reserve == nil && t.Hits == 0 && !t.Negative
-	if h == nil {
-		if !checks && t.reserving != reserves || !hitless {
-			return
-		}
+	h, op, reserve := t.rule.habits.Load(), &p.ops[t.op], t.Rule.Reserve
+	begins := hitless && !t.Negative && (reserve == nil || t.reserving == reserves)
+	switch {
+	case h == nil && !begins:
+		return
+	case h == nil:
 		t.rule.habits.CompareAndSwap(nil, new(habits))
 		h = t.rule.habits.Load()
 	}
 	switch {
-	case t.reserving == settles:
+	case t.reserving == settles: // the usual end of a request that has reserved the estimate
 		if op.Decision.Reservation == engine.ReservationSettled && !h.settled.Load() {
 			h.settled.Store(true)
 		}
-	case t.Negative:
-	case t.Rule.Reserve != nil:
-		unnamed := t.reserving == reserves || t.reserving == charges && t.Rule.Reserve.By != ""
-		if unnamed && !hitless && !h.settled.Load() {
+	case t.Negative: // a refund
+	case reserve != nil && begins: // a reservation
+	case reserve != nil: // hits, whose reservation is not named
+		if (t.reserving == reserves || t.reserving == charges && reserve.By != "") && !h.settled.Load() {
 			c.mistake(h, Unnamed, t.Rule)
 		}
-	case checks:
+	case begins: // a check
 		h.checks.Add(1)
 		if h.singles.see(op.Key, time.Now(), c.config.SinglesAfter) {
 			c.mistake(h, SingleUse, t.Rule)
 		}
-	default:
+	default: // the charge at the end of a request that has checked, perhaps on another replica, or a request that has not
 		charges := h.charges.Add(1)
-		// Each charge has a check, perhaps on another replica. Rejected requests of other callers have none.
 		if p.rejected(t) && t.Limits.At(op.Decision.Strictest).Limit.DropsCharges() && 2*h.checks.Load() >= charges {
 			c.mistake(h, DroppedCharge, t.Rule)
 		}

@@ -13,12 +13,13 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// modelRule is a rule for one key, per hour, as the model sees it.
+// modelRule is the model's rule for one key, per hour.
 type modelRule struct {
 	limit         uint64
 	unlimited     bool
@@ -27,7 +28,7 @@ type modelRule struct {
 	replaces      []string
 }
 
-// model decides as reference.md says in words, with numbers that go up where the limiter has numbers that go down.
+// model decides as the description of the reference states. Its numbers increase where the limiter's decrease.
 type model struct {
 	rules                     map[string]*modelRule
 	shadow, quota             bool
@@ -39,7 +40,7 @@ type model struct {
 	codes, remaining, limited []uint64
 }
 
-// ask is a descriptor of a request: key=value, and what comes with it.
+// ask is a descriptor of a request: key=value and its options.
 type ask struct {
 	key, value string
 	hits       uint64
@@ -93,7 +94,7 @@ func (m *model) decide(asks []ask) {
 	m.chooseHeader(asks)
 }
 
-// charge spends the hits of a and reports whether it is over after shadow mode.
+// charge consumes the hits of a and reports whether it is over its limit, after shadow mode.
 func (m *model) charge(i int, a *ask, r *modelRule, metric string) (over bool) {
 	counter := a.key + "=" + a.value
 	add := func(name string, n uint64) { m.count("ratelimit.service.rate_limit."+metric+"."+name, n) }
@@ -166,7 +167,7 @@ func (m *model) String() string {
 	return b.String()
 }
 
-// verdictText is a verdict in the words of the model.
+// verdictText formats a verdict like the model.
 func verdictText(v *limiter.Verdict) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "over %v, headers of %d:", v.Over, v.Header)
@@ -177,7 +178,7 @@ func verdictText(v *limiter.Verdict) string {
 	return b.String()
 }
 
-// yaml writes the rules of the model as a file.
+// yaml formats the model's rules as a file.
 func (m *model) yaml() string {
 	var b strings.Builder
 	b.WriteString("domain: shop\ndescriptors:\n")
@@ -234,17 +235,17 @@ func drawAsks(t *rapid.T) []ask {
 	}), 1, 5).Draw(t, "asks")
 }
 
-// TestG37AgainstModel plays random requests against random rules, with shadow, quota, replaces and unlimited mixed, and
-// compares every answer and every count with a model that follows the reference's description step by step.
+// TestG37AgainstModel sends random requests to random rules, with shadow, quota, replaces and unlimited mixed. It compares every answer
+// and every count with a model that follows the description of the reference step by step.
 func TestG37AgainstModel(t *testing.T) {
 	cases := 0
-	for range 3 { // rapid plays 100 at a time by default
+	for range 3 { // rapid runs 100 cases each by default
 		rapid.Check(t, func(t *rapid.T) {
 			cases++
 			compareWithModel(t)
 		})
 	}
-	if !testing.Short() && cases < 200 { // -short has rapid play fewer
+	if !testing.Short() && cases < 200 { // with -short, rapid runs fewer
 		t.Errorf("only %d cases were played", cases)
 	}
 }
@@ -258,15 +259,11 @@ func compareWithModel(t *rapid.T) {
 		used:    make(map[string]uint64),
 		counted: make(map[string]uint64),
 	}
-	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(m.yaml())}}, descriptors.Options{})
-	if err != nil {
-		t.Fatal(problems)
-	}
 	now := engine.Micros(1e12)
 	registry := stats.New()
 	l := limiter.New(memory.New(memory.Config{Now: func() engine.Micros { return now }}), registry,
 		limiter.Config{Shadow: m.shadow, Quota: m.quota, NearLimitRatio: m.ratio})
-	l.SetRules(set)
+	l.SetRules(rulefiletest.Load(t, m.yaml()))
 	var scratch limiter.Scratch
 	for range rapid.IntRange(1, 12).Draw(t, "requests") {
 		asks := drawAsks(t)
@@ -302,7 +299,7 @@ func requestOf(asks []ask) *limiter.Request {
 	return r
 }
 
-// countedBy is what the registry tells under the reference's names.
+// countedBy returns the registry's counts under the reference's names.
 func countedBy(t *rapid.T, r *stats.Registry) map[string]uint64 {
 	var b bytes.Buffer
 	if err := r.WriteText(&b); err != nil {

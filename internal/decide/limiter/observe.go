@@ -125,6 +125,9 @@ func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) Decision {
 		d.Hits, d.Back = p.reserved(t)
 	}
 	d.Outcome, d.Over = s.Outcome, p.verdict.Over
+	if d.Back && d.Outcome == ChargedLate { // a settlement that refunds
+		d.Outcome = Admitted
+	}
 	if c := s.Control; c != nil {
 		d.Control = c.String()
 		if c.Kind != override.Limit {

@@ -33,7 +33,7 @@ descriptors:
   rate_limit: {unit: hour, requests_per_unit: 3, late_charge: true}
 `
 
-// observing returns a limiter that is watched, and what it is asked for in this test.
+// observing returns a limiter with an observer, and a function that returns the observed decisions of this test.
 func observing(t *testing.T) (l *limiter.Limiter, all *observe.Observer, lines func() []string) {
 	t.Helper()
 	all = observe.New(func(context.Context) string { return "me" })
@@ -72,7 +72,10 @@ func TestObserved(t *testing.T) {
 		look := func(domain, descriptor string, times int) {
 			for range times {
 				time.Sleep(time.Millisecond)
-				r := &limiter.Request{Domain: []byte(domain), Descriptors: []limiter.Descriptor{{Entries: entries(descriptor), HasHits: true}}, Read: time.Now().Add(-time.Millisecond)}
+				r := &limiter.Request{
+					Domain: []byte(domain), Descriptors: []limiter.Descriptor{{Entries: entries(descriptor), HasHits: true}},
+					Read: time.Now().Add(-time.Millisecond),
+				}
 				_, _ = l.Decide(t.Context(), r, &scratch)
 			}
 		}
@@ -103,7 +106,7 @@ func TestObserved(t *testing.T) {
 			{func() { ask("shop", 1, "other=x") }, []string{`me shop [{other x}] rule="" outcome=no limit over=false source=0 hits=1 left=0 took=1ms`}},
 			{func() { ask("nowhere", 1, "user=x") }, []string{`me nowhere [{user x}] rule="" outcome=no limit over=false source=0 hits=1 left=0 took=1ms`}},
 			{func() { ask("shop", 1) }, []string{`me shop [] rule="" outcome=failed over=false source=0 hits=0 left=0 took=0s error=rate limit descriptor list must not be empty`}},
-			{func() { ask("shop", 1, "user=cleo,"+strings.Repeat("x=y,", limiter.MaxEntries)+"x=y") }, nil}, // looked at below
+			{func() { ask("shop", 1, "user=cleo,"+strings.Repeat("x=y,", limiter.MaxEntries)+"x=y") }, nil}, // checked below
 		} {
 			step.ask()
 			got := lines()
@@ -125,7 +128,7 @@ func TestObserved(t *testing.T) {
 	})
 }
 
-// What a request costs where it is neither counted nor watched, and where Top counts it.
+// BenchmarkObserve measures a request without an observer's interest, and one that Top counts.
 func BenchmarkObserve(b *testing.B) {
 	unwatched := observe.New(func(context.Context) string { return "" })
 	for name, c := range map[string]limiter.Config{"off": {}, "unwatched": {Observer: unwatched}} {
@@ -142,7 +145,8 @@ func BenchmarkObserve(b *testing.B) {
 	}
 }
 
-// TestObservedWithoutStreams: the value that names a reservation is in no decision that operators see, so all requests of a user are one.
+// TestObservedWithoutStreams checks that observed decisions omit the value that names a reservation, so that all requests of a user are
+// equal.
 func TestObservedWithoutStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, all, lines := observing(t)

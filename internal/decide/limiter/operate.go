@@ -34,8 +34,8 @@ func (l *Limiter) find(domain []byte, entries []descriptors.Entry) (s *snapshot,
 	return s, d, m
 }
 
-// complete completes the descriptors of r, as people write them ([descriptors.Domain.Complete]). One without hits stands for a new request,
-// whose reservation has a name that is not in use.
+// complete completes the descriptors of r, as people write them ([descriptors.Domain.Complete]). A descriptor without hits represents a
+// new request, whose reservation has an unused name.
 func (s *snapshot) complete(r *Request) {
 	d := s.set.Domain(r.Domain)
 	for i := range r.Descriptors {
@@ -162,11 +162,7 @@ func (l *Limiter) Grant(ctx context.Context, domain string, entries []descriptor
 				ErrNoGrant, p.parts[0].Limits.At(i))
 		}
 	}
-	peek := func() (*Counter, error) {
-		p.ops[0].Mode, p.ops[0].Take = backend.Peek, engine.Take{Cost: 1, Count: 1}
-		return l.state(ctx, p)
-	}
-	if before, err = peek(); err != nil {
+	if before, err = l.peek(ctx, p); err != nil {
 		return nil, nil, err
 	}
 	if left := before.Decision.Penalty; left > 0 {
@@ -181,7 +177,7 @@ func (l *Limiter) Grant(ctx context.Context, domain string, entries []descriptor
 		return nil, nil, err
 	}
 	if err == nil {
-		after, err = peek()
+		after, err = l.peek(ctx, p)
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", ErrMayBeGranted, err)
@@ -195,25 +191,51 @@ type Counter struct {
 	RateLimits descriptors.RateLimits // the limits in force
 	Name       string                 // the counter's name in a store, without its prefix
 	Decision   engine.Decision        // Left, ResetAfter and Penalty are the state, of the limit Strictest
+	Overdraft  uint64                 // hits consumed beyond the limit, such as by late charges; 0 if unknown
 	Rejects    bool                   // a request for one hit would be rejected now
 }
 
 // Peek returns the state of a descriptor's counter and changes nothing. If slots have holders, the descriptor's holder sees its own slots
 // as free. Peek returns [ErrNoLimit] if no limit applies.
 func (l *Limiter) Peek(ctx context.Context, domain string, entries []descriptors.Entry) (*Counter, error) {
-	return l.counter(ctx, domain, entries, func(op *backend.Op) { op.Mode = backend.Peek })
+	p, err := l.locate(domain, entries)
+	if err != nil {
+		return nil, err
+	}
+	return l.peek(ctx, p)
+}
+
+// peek returns the state of p's counter.
+func (l *Limiter) peek(ctx context.Context, p *Scratch) (*Counter, error) {
+	op := &p.ops[0]
+	op.Mode, op.Take = backend.Peek, engine.Take{Cost: 1, Count: 1, Owner: op.Take.Owner}
+	c, err := l.state(ctx, p)
+	if err != nil || c.Decision.Left > 0 || len(op.Limits) > 1 || op.Penalty != nil {
+		return c, err
+	}
+	limit, room := op.Limits[0].Raised() // because a decision tells no balance below 0
+	higher := []backend.Op{*op}
+	higher[0].Limits, higher[0].Lease = engine.Limits{limit}, backend.LeaseOff
+	if err := l.inquire(ctx, higher); err != nil {
+		return nil, err
+	}
+	c.Overdraft = room - min(room, higher[0].Decision.Left)
+	return c, nil
 }
 
 // Reset resets a descriptor's counter and returns its state afterwards. Unless force is set, it changes nothing during a penalty; the
 // Penalty of the decision is the remaining time. Reset returns [ErrNoLimit] if no limit applies.
 func (l *Limiter) Reset(ctx context.Context, domain string, entries []descriptors.Entry, force bool) (*Counter, error) {
-	return l.counter(ctx, domain, entries, func(op *backend.Op) {
-		op.Mode = backend.Reset
-		if force {
-			op.Mode = backend.ForceReset
-		}
-		op.Take.Owner = "" // reset all holders
-	})
+	p, err := l.locate(domain, entries)
+	if err != nil {
+		return nil, err
+	}
+	op := &p.ops[0]
+	if op.Mode = backend.Reset; force {
+		op.Mode = backend.ForceReset
+	}
+	op.Take.Owner = "" // reset all holders
+	return l.state(ctx, p)
 }
 
 // locate builds the operation on a descriptor's counter. It ignores blocks and allows, which change no counter; limits of controls apply.
@@ -236,16 +258,6 @@ func (l *Limiter) locate(domain string, entries []descriptors.Entry) (*Scratch, 
 	}
 	p.ops[0].Take.Cost = 1
 	return p, nil
-}
-
-// counter applies an operation, which ask completes, to a descriptor's counter.
-func (l *Limiter) counter(ctx context.Context, domain string, entries []descriptors.Entry, ask func(*backend.Op)) (*Counter, error) {
-	p, err := l.locate(domain, entries)
-	if err != nil {
-		return nil, err
-	}
-	ask(&p.ops[0])
-	return l.state(ctx, p)
 }
 
 // state carries out the operation of p and returns the state of the counter.

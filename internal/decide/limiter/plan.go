@@ -84,7 +84,7 @@ func (p *Scratch) addOp(r *Request, i int) {
 	}
 }
 
-// wait returns how long the operation of t may wait for the backend.
+// wait returns the patience of t's operation.
 func (t *part) wait() backend.Wait {
 	if t.OnFailure == descriptors.FailError {
 		return backend.WaitFull

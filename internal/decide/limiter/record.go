@@ -103,7 +103,7 @@ func (t *part) counts() bool {
 
 // hits counts the hits of t and, if there is a verdict, how many were within and over the limit.
 func (c *counts) hits(n *count.Rule, p *Scratch, t *part, verdict bool) {
-	hits := counted(t.Hits)
+	hits := Counted(t.Hits)
 	switch {
 	case t.Outcome == Blocked:
 		n.TotalHits.Add(hits)
@@ -139,9 +139,9 @@ func (c *counts) outcome(n *count.Rule, t *part, op *backend.Op) {
 		over := hits
 		if limit.CountRefused && d.Penalty == 0 && op.Origin != backend.FromRejection {
 			over = hits - min(left, hits)
-			n.NearLimit.Add(counted(most - max(near, used)))
+			n.NearLimit.Add(Counted(most - max(near, used)))
 		}
-		over = counted(over)
+		over = Counted(over)
 		n.OverLimit.Add(over)
 		if c.config.LocalCache && op.Origin == backend.FromRejection {
 			n.OverLimitWithLocalCache.Add(over)
@@ -158,13 +158,13 @@ func (c *counts) outcome(n *count.Rule, t *part, op *backend.Op) {
 		}
 		used, after = used-min(used, hits), used // like the reference, count as if these hits were the last ones consumed
 	}
-	n.WithinLimit.Add(counted(hits))
+	n.WithinLimit.Add(Counted(hits))
 	switch {
 	case after <= near:
 	case used >= near:
-		n.NearLimit.Add(counted(hits))
+		n.NearLimit.Add(Counted(hits))
 	default:
-		n.NearLimit.Add(counted(after - near))
+		n.NearLimit.Add(Counted(after - near))
 	}
 }
 
@@ -209,10 +209,3 @@ func (c *counts) unknownDomain(name []byte, asked int) {
 		c.config.Unknown(string(name))
 	}
 }
-
-// mostCounted is the largest number of hits that metrics count for one descriptor. It is the maximum that Envoy's configuration can ask
-// for. Envoy sends a cost that it cannot read as an enormous number, which would dwarf all others.
-const mostCounted = 1_000_000_000
-
-// counted returns hits, bounded by mostCounted.
-func counted(hits uint64) uint64 { return min(hits, mostCounted) }

@@ -9,12 +9,13 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// naming is a backend that remembers what the counters of its operations were called.
+// naming is a backend that records the names of counters.
 type naming struct {
 	backend.Backend
 	seen []string
@@ -27,10 +28,10 @@ func (n *naming) Apply(ctx context.Context, ops []backend.Op) {
 	n.Backend.Apply(ctx, ops)
 }
 
-// TestReferenceNames decides with and without the names that envoyproxy/ratelimit has for counters.
+// TestReferenceNames decides with and without envoyproxy/ratelimit's names of counters.
 func TestReferenceNames(t *testing.T) {
 	t.Parallel()
-	set, _, err := descriptors.Load([]descriptors.Source{{Name: "a.yaml", Data: []byte(`
+	set := rulefiletest.Load(t, `
 domain: shop
 charge: together
 descriptors:
@@ -40,13 +41,10 @@ descriptors:
     value: files/*
     share_threshold: true
     rate_limit: {unit: year, requests_per_unit: 1}
-`)}}, descriptors.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+`)
 	for _, tt := range []struct {
 		names bool
-		want  []string // of looks, then of takes
+		want  []string // of checks, then of takes
 	}{
 		{true, []string{"shop_user_ann_", "shop_path_files/*_", "shop_user_ann_", "shop_path_files/*_"}},
 		{false, []string{"", "", "", ""}},

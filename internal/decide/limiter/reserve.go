@@ -79,7 +79,7 @@ const (
 	charges                   // charges at the end, without a reservation
 )
 
-// reserve determines what desc, whose rule has reservations, does about them.
+// reserve determines how desc, whose rule has reservations, uses them.
 func (t *part) reserve(s *Sealer, r *Request, desc *Descriptor) {
 	switch {
 	case desc.Negative:
@@ -101,9 +101,9 @@ func (t *part) reserve(s *Sealer, r *Request, desc *Descriptor) {
 	}
 }
 
-// reserveBy is reserve if an entry names the reservation: without hits, desc asks for one; with hits, it tells the cost of a request that
-// has run. Only the backend knows whether the name has come before, so [Scratch.learn] completes it. Without a usable name, hits are
-// charged, and a request without hits only checks.
+// reserveBy implements reserve if an entry names the reservation. Without hits, desc requests a reservation; with hits, it reports the
+// cost of a request that has run. Only the backend knows whether the name was used before, so [Scratch.completeReserveBy] completes the
+// result. Without a usable name, hits are charged, and a request without hits only checks.
 func (t *part) reserveBy(r *Request, desc *Descriptor) {
 	usable := len(desc.Reservation) > 0 && len(desc.Reservation) <= descriptors.MaxReserveBy
 	switch asks := r.hitless(desc); {
@@ -119,8 +119,8 @@ func (t *part) reserveBy(r *Request, desc *Descriptor) {
 	}
 }
 
-// learn completes what the parts did whose rules name reservations by an entry, from the decisions on them.
-func (p *Scratch) learn() {
+// completeReserveBy completes the results of reserveBy from the decisions on the operations.
+func (p *Scratch) completeReserveBy() {
 	for i := range p.ops {
 		op, t := &p.ops[i], &p.parts[p.owners[i]]
 		if op.Reserve == nil || !op.Reserve.Repeats {
@@ -193,8 +193,8 @@ func (p *Scratch) open(t *part) bool {
 	return t.op >= 0 && t.reserving == reserves && t.spent != released && p.ops[t.op].Decision.Reservation == engine.ReservationOpen
 }
 
-// release settles the open reservations of a request at no cost, since no client gets their ID: the request was rejected, or it has no
-// verdict because the backend failed for another counter.
+// release settles the open reservations of a request at a cost of 0, because no client gets their ID: the request was rejected, or it has
+// no verdict because the backend failed for another counter.
 func (l *Limiter) release(ctx context.Context, p *Scratch) {
 	p.batch, p.picked = p.batch[:0], p.picked[:0]
 	for i := range p.parts {
@@ -314,25 +314,25 @@ func (n *reservations) count(p *Scratch, s *Sealer) {
 		case t.spent == released:
 			n.outcomes[countReserved].Add(1)
 			n.outcomes[countReleased].Add(1)
-			n.hits[hitsReserved].Add(counted(t.Hits))
-			n.hits[hitsGivenBack].Add(counted(t.Hits))
+			n.hits[hitsReserved].Add(Counted(t.Hits))
+			n.hits[hitsGivenBack].Add(Counted(t.Hits))
 		case d.Reservation == engine.ReservationOpen:
 			n.outcomes[countReserved].Add(1)
-			n.hits[hitsReserved].Add(counted(t.Hits))
+			n.hits[hitsReserved].Add(Counted(t.Hits))
 		case t.reserving == reserves && d.Admitted > 0 && t.spent == charged:
 			n.outcomes[countUnrecorded].Add(1)
 		case d.Reservation == engine.ReservationRepeated:
 			n.outcomes[countRepeated].Add(1)
 		case d.Reservation == engine.ReservationLate:
 			n.outcomes[countLate].Add(1)
-			n.hits[hitsCharged].Add(counted(uint64(d.Difference)))
+			n.hits[hitsCharged].Add(Counted(uint64(d.Difference)))
 		case d.Reservation == engine.ReservationSettled:
 			n.outcomes[countSettled].Add(1)
 			t.rule.costs.add(t.Hits)
 			if d.Difference < 0 {
-				n.hits[hitsGivenBack].Add(counted(uint64(-d.Difference)))
+				n.hits[hitsGivenBack].Add(Counted(uint64(-d.Difference)))
 			} else {
-				n.hits[hitsCharged].Add(counted(uint64(d.Difference)))
+				n.hits[hitsCharged].Add(Counted(uint64(d.Difference)))
 			}
 		case d.Reservation == engine.ReservationUnknown:
 			n.outcomes[countUnknown].Add(1)
@@ -344,9 +344,21 @@ func (n *reservations) count(p *Scratch, s *Sealer) {
 // nothing.
 func difference(n *count.Rule, hits int64) {
 	if hits < 0 {
-		n.TotalNegativeHits.Add(counted(uint64(-hits)))
+		n.TotalNegativeHits.Add(Counted(uint64(-hits)))
 		return
 	}
-	n.TotalHits.Add(counted(uint64(hits)))
-	n.WithinLimit.Add(counted(uint64(hits)))
+	n.TotalHits.Add(Counted(uint64(hits)))
+	n.WithinLimit.Add(Counted(uint64(hits)))
+}
+
+// unreadCost is the number of hits that metrics count for more than any limit admits. Envoy sends a cost that it cannot read as an enormous
+// number, which would dwarf all others. Of the costs that it can read, this is the largest.
+const unreadCost = 1_000_000_000
+
+// Counted returns the number of hits that metrics count for the hits of one descriptor.
+func Counted(hits uint64) uint64 {
+	if hits > engine.MaxLimit {
+		return unreadCost
+	}
+	return hits
 }

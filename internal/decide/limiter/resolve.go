@@ -51,7 +51,6 @@ type Ineffective struct {
 var (
 	errNotAllowed = errors.New("the domain has allow_limit_override: false")
 	errNotNamed   = errors.New("the rule has no limit of that name")
-	errUnlimited  = errors.New("the plan is unlimited")
 )
 
 // resolution holds the limits in force for each descriptor of a request.
@@ -149,13 +148,11 @@ func (v *resolution) match(r *Request, desc *Descriptor, t *part) {
 	t.Rule = t.match.Rule
 	t.rule = &v.rules.rules[t.Rule.Index]
 	t.Outcome, t.Limits = Undecided, t.Rule.RateLimits
-	switch {
-	case t.Rule.Unlimited && own.Numbered:
-		t.Outcome, t.Ineffective.Tenant = Unlimited, errUnlimited
-	case t.Rule.Unlimited:
-		t.Outcome = Unlimited
-	case own.Numbered:
+	if own.Numbered {
 		v.number(t, own.Requests)
+	}
+	if t.Rule.Unlimited {
+		t.Outcome = Unlimited
 	}
 }
 
@@ -176,10 +173,7 @@ func (s *snapshot) match(d *descriptors.Domain, entries []descriptors.Entry) (m 
 
 // number replaces the number of the plan's first limit by the tenant's own.
 func (v *resolution) number(t *part, requests uint64) {
-	first := t.Limits.At(0)
-	to := descriptors.Override{Unit: first.Unit, Multiplier: first.Multiplier}
-	to.SetNumber(requests)
-	item, err := t.match.WithOverride(0, to)
+	item, err := t.match.WithNumber(requests)
 	if err != nil {
 		t.Ineffective.Tenant = err
 		return

@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 )
 
-// explain DOMAIN [hits=N]: explains the request with the descriptors that follow.
+// explain DOMAIN [hits=N]: explains the request with the following descriptors.
 func (s *script) explain(words []string, body string) string {
 	r, _ := s.request(words, body)
 	e, err := s.limiter.Explain(s.t.Context(), r)
@@ -29,7 +29,7 @@ func (s *script) explain(words []string, body string) string {
 	for i := range e.Descriptors {
 		x := &e.Descriptors[i]
 		fmt.Fprintf(&b, "  %d: %s\n", i, statusText(&x.Status))
-		for _, step := range x.Steps { // their words are tested where they are made
+		for _, step := range x.Steps { // other tests cover their texts
 			if step.Text == "" {
 				s.t.Errorf("the step of %s has no text", step.Entry)
 			}
@@ -54,12 +54,12 @@ func (s *script) explain(words []string, body string) string {
 	return b.String()
 }
 
-// peek DOMAIN: tells how the counter of the descriptor that follows is.
+// peek DOMAIN: prints the counter of the following descriptor.
 func (s *script) peek(words []string, body string) string {
 	return counterText(s.limiter.Peek(s.t.Context(), words[0], entries(body)))
 }
 
-// reset DOMAIN [force]: resets the counter of the descriptor that follows.
+// reset DOMAIN [force]: resets the counter of the following descriptor.
 func (s *script) reset(words []string, body string) string {
 	return counterText(s.limiter.Reset(s.t.Context(), words[0], entries(body), len(words) > 1))
 }
@@ -79,7 +79,7 @@ func counterText(c *limiter.Counter, err error) string {
 	return text
 }
 
-// stats: shows what was counted so far.
+// stats: prints the metrics so far.
 func (s *script) counts(words []string, _ string) string {
 	var b bytes.Buffer
 	if err := s.stats.WriteText(&b); err != nil {

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -14,13 +12,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/decide/override"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -29,46 +26,25 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write what happens into the scripts under testdata")
 
-// TestScripts plays the scripts under testdata. A script is a list of stanzas with an empty line between two: a command,
-// its input on the lines that follow, ---- and what must come of it. The commands are the methods of script.
+// TestScripts runs the scripts in testdata. A script is a list of stanzas, separated by empty lines: a command, its input on the
+// following lines, ----, and the expected output. The commands are the methods of script.
 func TestScripts(t *testing.T) {
-	paths, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(paths) == 0 {
-		t.Fatalf("there are no scripts: %v", err)
-	}
-	for _, path := range paths {
-		t.Run(strings.TrimSuffix(filepath.Base(path), ".txt"), func(t *testing.T) { playFile(t, path) })
-	}
-}
-
-func playFile(t *testing.T, path string) {
-	t.Helper()
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &script{t: t}
-	s.settings(nil, "")
-	var out []string
-	for stanza := range strings.SplitSeq(strings.TrimSpace(string(raw)), "\n\n") {
-		out = append(out, s.play(strings.TrimSpace(stanza)))
-	}
-	got := withoutIDs(strings.Join(out, "\n\n") + "\n")
-	if *rewrite {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
+	goldentest.Scripts(t, *rewrite, func(t *testing.T, text string) string {
+		t.Helper()
+		s := &script{t: t}
+		s.settings(nil, "")
+		var out []string
+		for stanza := range strings.SplitSeq(strings.TrimSpace(text), "\n\n") {
+			out = append(out, s.play(strings.TrimSpace(stanza)))
 		}
-		return
-	}
-	if diff := cmp.Diff(string(raw), got); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
+		return withoutIDs(strings.Join(out, "\n\n") + "\n")
+	})
 }
 
-// controlID is the ID of a control, which is random, where names and metrics have it.
+// controlID matches the random ID of a control in names and metrics.
 var controlID = regexp.MustCompile(`\b(block:|allow:|limit:|__control=)[0-9a-f]{16}\b`)
 
-// withoutIDs returns text without IDs of controls, whose metrics it sorts.
+// withoutIDs removes the IDs of controls from text, and sorts their metrics.
 func withoutIDs(text string) string {
 	lines := strings.Split(controlID.ReplaceAllString(text, "${1}ID"), "\n")
 	for i := range lines {
@@ -81,7 +57,7 @@ func withoutIDs(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// script is a limiter on a clock of its own.
+// script is a limiter with its own clock.
 type script struct {
 	t       *testing.T
 	now     engine.Micros
@@ -91,10 +67,10 @@ type script struct {
 	tenant  *tenants.Tenants
 	control *controls.Controls
 	scratch limiter.Scratch
-	ids     []string // of reservations, in the order in which they were given out
+	ids     []string // IDs of reservations, in order of creation
 }
 
-// play runs one stanza and returns it with what came of it. Comments come back as they are.
+// play runs a stanza and returns it with its output. Comments are unchanged.
 func (s *script) play(stanza string) string {
 	comments, rest := "", stanza
 	for strings.HasPrefix(rest, "#") {
@@ -129,7 +105,7 @@ func (s *script) play(stanza string) string {
 	return comments + input + "\n----\n" + strings.TrimSuffix(run(words[1:], body), "\n")
 }
 
-// settings [shadow] [quota] [stop] [cache] [near=R] [series=N] [fail=POLICY]: starts again with these settings, half a minute into an hour.
+// settings [shadow] [quota] [stop] [cache] [near=R] [series=N] [fail=POLICY]: restarts with these settings, half a minute into an hour.
 func (s *script) settings(words []string, _ string) string {
 	var c limiter.Config
 	for _, w := range words {
@@ -170,8 +146,8 @@ func (s *script) settings(words []string, _ string) string {
 	return "ok"
 }
 
-// control block|allow|limit DOMAIN k=v,k=v|- [below] [to=N/UNIT[*M]] [of=NAME]: puts a control in force for an hour. control lift:
-// ends all of them.
+// control block|allow|limit DOMAIN k=v,k=v|- [below] [to=N/UNIT[*M]] [of=NAME]: puts a control in force for an hour. control lift: ends
+// all controls.
 func (s *script) controls(words []string, _ string) string {
 	if words[0] == "lift" {
 		for _, c := range s.control.List(s.t.Context()) {
@@ -212,7 +188,7 @@ func (s *script) grant(words []string, _ string) string {
 	return fmt.Sprintf("left %d, before %d", after.Decision.Left, before.Decision.Left)
 }
 
-// override reads N/UNIT[*M].
+// override parses N/UNIT[*M].
 func (s *script) override(text string) descriptors.Override {
 	number, unit, _ := strings.Cut(text, "/")
 	unit, multiplier, _ := strings.Cut(unit, "*")
@@ -223,7 +199,7 @@ func (s *script) override(text string) descriptors.Override {
 	return o
 }
 
-// rules: loads the file that follows.
+// rules: loads the following file.
 func (s *script) rules(_ []string, body string) string {
 	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(body)}}, descriptors.Options{})
 	if err != nil {
@@ -234,7 +210,7 @@ func (s *script) rules(_ []string, body string) string {
 	return "ok"
 }
 
-// tenants: makes the file that follows the table of tenants.
+// tenants: replaces the table of tenants by the following file.
 func (s *script) tenants(_ []string, body string) string {
 	if err := s.tenant.Load([]tenants.Input{{Name: "tenants.csv", Reader: strings.NewReader(body)}}); err != nil {
 		return err.Error()
@@ -242,7 +218,7 @@ func (s *script) tenants(_ []string, body string) string {
 	return "ok"
 }
 
-// why DOMAIN: says in words what becomes of the descriptor that follows.
+// why DOMAIN: describes how the following descriptor is decided.
 func (s *script) why(words []string, body string) string {
 	r, _ := s.request(words, body)
 	e, err := s.limiter.Explain(s.t.Context(), r)
@@ -256,7 +232,7 @@ func (s *script) why(words []string, body string) string {
 	return b.String()
 }
 
-// advance DURATION: lets time pass.
+// advance DURATION: advances the clock.
 func (s *script) advance(words []string, _ string) string {
 	d, err := time.ParseDuration(words[0])
 	if err != nil {
@@ -266,7 +242,7 @@ func (s *script) advance(words []string, _ string) string {
 	return "ok"
 }
 
-// fault [calls=N] [TEXT]: from now on, or for the next N calls, the store fails with this error; without one it does not.
+// fault [calls=N] [TEXT]: makes the store fail with this error, permanently or for the next N calls. Without TEXT, it succeeds again.
 func (s *script) faults(words []string, _ string) string {
 	s.fault.err, s.fault.calls = nil, -1
 	if len(words) > 0 {
@@ -278,8 +254,8 @@ func (s *script) faults(words []string, _ string) string {
 	return "ok"
 }
 
-// decide DOMAIN [hits=N] [times=N]: asks with the descriptors that follow, one a line:
-// k=v,k=v [hits=N] [give] [limit=N/UNIT[*M]]. The value #N is the id of the N-th reservation.
+// decide DOMAIN [hits=N] [times=N]: sends a request with the following descriptors, one per line: k=v,k=v [hits=N] [give]
+// [limit=N/UNIT[*M]]. The value #N is the ID of the N-th reservation.
 func (s *script) decide(words []string, body string) string {
 	r, times := s.request(words, body)
 	var b strings.Builder
@@ -321,7 +297,7 @@ func statusText(st *limiter.Status) string {
 		words[0] += " by " + st.RuleName()
 	}
 	switch {
-	case st.Control != nil && st.Control.Kind == override.Block: // whose times are not of this clock
+	case st.Control != nil && st.Control.Kind == override.Block: // whose times are on another clock
 		words = append(words, fmt.Sprintf("of %d/%v", st.RateLimit.RequestsPerUnit, st.RateLimit.Unit))
 	case st.Unlimited():
 		words = append(words, fmt.Sprint("unlimited, remaining ", st.Remaining))
@@ -403,7 +379,7 @@ func (s *script) descriptor(words []string) limiter.Descriptor {
 	return d
 }
 
-// entries reads k=v,k=v, or - for none.
+// entries parses k=v,k=v, or - for none.
 func entries(text string) (out []descriptors.Entry) {
 	if text == "-" {
 		return nil
@@ -431,11 +407,11 @@ func (s *script) float(text string) float64 {
 	return n
 }
 
-// faulty is a backend that can be made to fail.
+// faulty is a backend with injected failures.
 type faulty struct {
 	backend.Backend
 	err   error
-	calls int // how many more fail; all if negative
+	calls int // number of calls that will fail; all if negative
 }
 
 func (f *faulty) Apply(ctx context.Context, ops []backend.Op) {

@@ -25,11 +25,11 @@ type Sealer struct {
 	own  atomic.Bool // the key was set by SetOwnKey
 }
 
-// SetKeys sets the keys. The first key seals; all keys open.
+// SetKeys sets the keys. The first key seals IDs; every key opens them.
 func (s *Sealer) SetKeys(keys ...[]byte) { s.keys.Store(&keys) }
 
-// SetOwnKey sets a key that only this process has and that is lost when it ends. IDs of earlier processes are then indistinguishable from
-// forged ones.
+// SetOwnKey sets a key that only this process has and that ends with it. IDs of earlier processes are then indistinguishable from forged
+// ones.
 func (s *Sealer) SetOwnKey(key []byte) {
 	s.own.Store(true)
 	s.SetKeys(key)

@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// asked remembers what a store was asked for last.
+// asked is a backend that records the last operations.
 type asked struct {
 	backend.Backend
 
@@ -25,8 +25,8 @@ func (a *asked) Apply(ctx context.Context, ops []backend.Op) {
 	a.Backend.Apply(ctx, ops)
 }
 
-// TestSecret: with a secret the store learns neither whom a counter is about nor who holds a slot, and what is the same stays the
-// same.
+// TestSecret checks that with a secret the backend gets neither the subjects of counters nor the names of holders, and that equal names
+// remain equal.
 func TestSecret(t *testing.T) {
 	t.Parallel()
 	const rules = `

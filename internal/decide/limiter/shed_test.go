@@ -15,7 +15,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
-	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 const policies = `
@@ -28,8 +27,8 @@ descriptors:
 
 `
 
-// TestShed: a request for which this process, or the store, has no time is decided by the policies of its rules, without
-// asking the store, and counted with the reason.
+// TestShed checks that the fallbacks of the rules decide a request for which this process or the backend has no time, without asking the
+// backend, and that it is counted with the reason.
 func TestShed(t *testing.T) {
 	t.Parallel()
 	for _, reason := range []string{"process", "store"} {
@@ -78,8 +77,8 @@ func TestShed(t *testing.T) {
 	}
 }
 
-// TestShedOnce: a request whose descriptors are charged together is counted once, though the store sheds the look at them as
-// well as what they take.
+// TestShedOnce checks that a request whose descriptors are charged together counts as shed once, although the backend sheds both its
+// checks and its takes.
 func TestShedOnce(t *testing.T) {
 	t.Parallel()
 	asked := 0
@@ -108,7 +107,7 @@ func TestShedOnce(t *testing.T) {
 	}
 }
 
-// calls is a backend of which calls are seen, and may fail.
+// calls is a backend that records calls and can fail.
 type calls struct {
 	backend.Backend
 
@@ -133,7 +132,7 @@ func (c *calls) Apply(ctx context.Context, ops []backend.Op) {
 	}
 }
 
-// TestForesee: what is known of a request before it is decided is whether its domain has rules, and whether all of their policies fail.
+// TestForesee checks the result of Foresee: whether a domain has rules, and whether all fallbacks of these are errors.
 func TestForesee(t *testing.T) {
 	t.Parallel()
 	const failing = "domain: failing\ndescriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 1}}]"
@@ -152,22 +151,17 @@ func TestForesee(t *testing.T) {
 	foresee("", false, false)
 }
 
-// TestShedSeriesAreBounded: a set of many domains makes few series of what is shed before anything is, and not many then.
+// TestShedSeriesAreBounded checks that a set of many domains creates few series of shed requests, both initially and later.
 func TestShedSeriesAreBounded(t *testing.T) {
 	t.Parallel()
 	const domains = 3000
-	var sources []descriptors.Source
+	var files []string
 	for i := range domains {
-		text := fmt.Sprintf("domain: d%04d\ndescriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 1}}]", i)
-		sources = append(sources, descriptors.Source{Name: fmt.Sprintf("%d.yaml", i), Data: []byte(text)})
-	}
-	set, problems, err := descriptors.Load(sources, descriptors.Options{})
-	if err != nil {
-		t.Fatal(err, problems)
+		files = append(files, fmt.Sprintf("domain: d%04d\ndescriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 1}}]", i))
 	}
 	r := stats.New()
 	l := limiter.New(still(), r, limiter.Config{})
-	l.SetRules(set)
+	load(t, l, files...)
 	series := func() (n, sum int) {
 		w := httptest.NewRecorder()
 		r.Handler(stats.PrometheusConfig{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))

@@ -62,8 +62,8 @@ func (s *Status) Endless() bool { return s.Decision.ResetAfter == engine.Never }
 
 // ResetSeconds returns duration_until_reset in whole seconds, rounded up. It is the time until the counter is full again. If a limit is
 // exceeded, it is the time until the same cost would be admitted, at least one second. If the cost can never be admitted, it is the rest
-// of the fixed window, or the length of the window for other algorithms and for
-// windows that never end, because proxies tell clients to retry after that time.
+// of the fixed window, or the length of the window for other algorithms and for windows that never end, because proxies tell clients to
+// retry after that time.
 func (s *Status) ResetSeconds() int64 {
 	d := max(s.Decision.ResetAfter, 0)
 	switch {

@@ -1,5 +1,5 @@
 // Package plans maps tenants to plans. Lookups and changes run concurrently: a request never waits for a change of the whole table, and
-// sees each tenant either before or after a change.
+// sees each tenant's entry either before or after a change.
 //
 // This package is part of the core.
 package plans
@@ -71,13 +71,13 @@ func (p *Plans) Find(name []byte) (Entry, Source) {
 	return Entry{}, Nowhere
 }
 
-// Said is a tenant's entry in one source.
+// Said is a tenant's entry and its source.
 type Said struct {
 	Source Source
 	Entry  Entry
 }
 
-// Said returns a tenant's entries in all sources, by decreasing precedence. It includes entries that have ended.
+// Said returns a tenant's entries in all sources, by decreasing precedence, including ended ones.
 func (p *Plans) Said(name []byte) (all []Said) {
 	for s := Store; s > Nowhere; s-- {
 		if e, ok := p.of(s).Find(name); ok {

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestTableIsAMap: whatever is set and unset, the table says what a map would.
+// TestTableIsAMap checks that a table behaves like a map, for any sequence of changes.
 func TestTableIsAMap(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))
@@ -65,8 +65,8 @@ func TestTableIsAMap(t *testing.T) {
 	}
 }
 
-// TestReadersSeeOldOrNew: while a tenant's entry changes, who looks sees it as it was or as it is, and never anything
-// else, whatever happens to other tenants.
+// TestReadersSeeOldOrNew checks that a reader sees a changing entry either before or after the change, regardless of changes to other
+// tenants.
 func TestReadersSeeOldOrNew(t *testing.T) {
 	t.Parallel()
 	table := NewTable(maphash.MakeSeed())

@@ -21,6 +21,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rlqs"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 )
 
@@ -39,7 +40,7 @@ type crowd struct {
 	clients []*guest
 }
 
-// guest is a stream from an address. It reads nothing until it is told to, since nothing waits for what it is sent.
+// guest is a stream from an address. It counts the actions that it receives.
 type guest struct {
 	reports chan []byte
 	cancel  context.CancelFunc
@@ -50,7 +51,7 @@ type guest struct {
 func startCrowd(t *testing.T, rules string, c rlqs.Config) *crowd {
 	t.Helper()
 	l := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Overrides: controls.New(controls.Config{}).Overrides()})
-	l.SetRules(load(t, rules))
+	l.SetRules(rulefiletest.Load(t, rules))
 	return &crowd{T: t, service: rlqs.New(l, c)}
 }
 
@@ -62,7 +63,7 @@ func (c *crowd) open(address string, md ...string) *guest {
 		c.Fatal(err)
 	}
 	g := &guest{reports: make(chan []byte, 1), why: make(chan error, 1)}
-	g.count.answers = make([]*rlqspb.RateLimitQuotaResponse, 1000) // so that no others are kept
+	g.count.answers = make([]*rlqspb.RateLimitQuotaResponse, 1000) // so that no more are kept
 	ctx := metadata.NewIncomingContext(peer.NewContext(c.Context(), &peer.Peer{Addr: at}), metadata.Pairs(md...))
 	ctx, g.cancel = context.WithCancel(ctx)
 	go func() {
@@ -73,7 +74,7 @@ func (c *crowd) open(address string, md ...string) *guest {
 	return g
 }
 
-// users returns a report of buckets, each of which had so many requests.
+// users returns a report of n buckets with the given number of requests each.
 func users(requests uint64, prefix string, from, n int) []byte {
 	m := &rlqspb.RateLimitQuotaUsageReports{Domain: "edge"}
 	for i := range n {
@@ -88,7 +89,7 @@ func users(requests uint64, prefix string, from, n int) []byte {
 	return text
 }
 
-// send reports, unless the stream has ended.
+// send sends a report, unless the previous one has not been read yet.
 func (g *guest) send(report []byte) {
 	select {
 	case g.reports <- report:
@@ -96,7 +97,7 @@ func (g *guest) send(report []byte) {
 	}
 }
 
-// ended returns why the stream has ended, or nil.
+// ended returns the error of the stream if it has ended, or nil.
 func (g *guest) ended() error {
 	select {
 	case err := <-g.why:
@@ -107,7 +108,7 @@ func (g *guest) ended() error {
 	}
 }
 
-// answered counts the clients of an address that reports a bucket of its own, five seconds apart, and are assigned something in time.
+// answered counts the clients of an address, each with its own bucket and five seconds apart, that get an assignment in time.
 func (c *crowd) answered(address string, clients int) (n int) {
 	c.Helper()
 	for i := range clients {
@@ -121,13 +122,13 @@ func (c *crowd) answered(address string, clients int) (n int) {
 	return n
 }
 
-// end ends all streams. In the end no address is charged.
+// end ends all streams, and checks that no address remains charged.
 func (c *crowd) end() {
 	c.Helper()
 	for _, g := range c.clients {
 		g.cancel()
 		close(g.reports)
-		<-g.why //nolint:errcheck // it ends as its context does, or has ended before
+		<-g.why //nolint:errcheck // any error is the end of its context, or earlier
 	}
 	time.Sleep(time.Minute)
 	if n := c.service.Memory(); n != 0 {
@@ -137,7 +138,7 @@ func (c *crowd) end() {
 	c.service.Wait()
 }
 
-// live returns the bytes that are in use.
+// live returns the size of live objects in bytes.
 func live() int {
 	runtime.GC()
 	runtime.GC()
@@ -146,7 +147,8 @@ func live() int {
 	return int(m.HeapAlloc + m.StackInuse) //nolint:gosec // less than 2^63
 }
 
-// TestMemory: many streams of one address that report the same many buckets take no more than there is, and leave room for others.
+// TestMemory checks that many streams of one address with the same many buckets stay within the maximum memory, and leave room for
+// others.
 func TestMemory(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -177,8 +179,7 @@ func TestMemory(t *testing.T) {
 	})
 }
 
-// TestStreams: streams that do next to nothing take all the memory, until clients of other addresses come. One address alone may have
-// all of it.
+// TestStreams checks that nearly idle streams of one address may take all memory until clients of other addresses come.
 func TestStreams(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -206,7 +207,7 @@ func TestStreams(t *testing.T) {
 	})
 }
 
-// TestFullDomain: one address takes all the buckets that a domain may have, until clients of other addresses come.
+// TestFullDomain checks that one address may take all buckets of a domain until clients of other addresses come.
 func TestFullDomain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -214,7 +215,7 @@ func TestFullDomain(t *testing.T) {
 		for i := range 12 {
 			c.open("192.0.2.1").send(users(1, "made-up", 1000*i, 1000))
 		}
-		for range 6 { // what has waited for two seconds is reported again
+		for range 6 { // reports that waited for two seconds are repeated
 			time.Sleep(2100 * time.Millisecond)
 			for i := range 12 {
 				c.clients[i].send(users(1, "made-up", 1000*i, 1000))
@@ -230,7 +231,7 @@ func TestFullDomain(t *testing.T) {
 	})
 }
 
-// TestNewBuckets: an address makes a thousand buckets a second, however many streams it opens for that.
+// TestNewBuckets checks that an address creates at most a thousand buckets per second, regardless of its number of streams.
 func TestNewBuckets(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -259,7 +260,7 @@ func TestNewBuckets(t *testing.T) {
 	})
 }
 
-// TestEmptyReports: a stream that reports nothing without a pause is read ten thousand times a second.
+// TestEmptyReports checks that a stream of empty reports is read at most ten thousand times per second.
 func TestEmptyReports(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -281,7 +282,7 @@ func TestEmptyReports(t *testing.T) {
 	})
 }
 
-// TestManyMessages: an Envoy that meets 900 buckets sends a message for each, and all of them are served within a second.
+// TestManyMessages checks that an Envoy that meets 900 buckets and sends a message for each is served within a second.
 func TestManyMessages(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -298,7 +299,8 @@ func TestManyMessages(t *testing.T) {
 	})
 }
 
-// TestSharedBucket: a bucket that gives way, because the address of its first client has too much, is served again for another address.
+// TestSharedBucket checks that a bucket that is evicted because the address of its first client has too much is served again for another
+// address.
 func TestSharedBucket(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -319,7 +321,7 @@ func TestSharedBucket(t *testing.T) {
 	})
 }
 
-// TestEstimates: what is charged is what the heap grows by, and at most a quarter more.
+// TestEstimates checks that the charged memory is at least the growth of the heap, within 5 %, and exceeds it by at most a quarter.
 func TestEstimates(t *testing.T) {
 	for name, x := range map[string]struct{ rules, prefix string }{
 		"short ids":      {hostileRules, ""},

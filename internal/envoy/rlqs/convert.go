@@ -91,7 +91,7 @@ func bucketKey(to []byte, domain string, id map[string]string) ([]byte, error) {
 func encodedID(id map[string]string) *rlqspb.BucketId {
 	text, err := proto.Marshal(&rlqspb.BucketId{Bucket: id})
 	if err != nil {
-		panic("rlqs: encoding an id that was decoded: " + err.Error()) //nolint:forbidigo // what was decoded can be encoded
+		panic("rlqs: encoding an id that was decoded: " + err.Error()) //nolint:forbidigo // a decoded ID can be encoded
 	}
 	encoded := new(rlqspb.BucketId)
 	encoded.ProtoReflect().SetUnknown(text)

@@ -21,12 +21,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/rlqstest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/sharestest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// edges are Envoys on virtual time that share one bucket of a service.
+// edges is a service with Envoys on virtual time that share one bucket.
 type edges struct {
 	*testing.T
 
@@ -37,10 +38,10 @@ type edges struct {
 	open     sync.WaitGroup
 }
 
-// edge is one of them.
+// edge is one of these Envoys.
 type edge struct {
 	id     *rlqspb.BucketId
-	demand float64 // requests a second
+	demand float64 // requests per second
 	rest   float64
 	ticks  int
 
@@ -48,7 +49,7 @@ type edge struct {
 	bucket sharestest.Bucket
 
 	grpc.ServerStream
-	ctx     context.Context //nolint:containedctx // as a stream has it
+	ctx     context.Context //nolint:containedctx // streams contain a context
 	cancel  context.CancelFunc
 	reports chan *rlqspb.RateLimitQuotaUsageReports
 }
@@ -73,12 +74,12 @@ func (e *edge) Send(m *rlqspb.RateLimitQuotaResponse) error {
 	return nil
 }
 
-// startEdges starts a service with rules, and Envoys whose bucket has an id, with a demand each.
+// startEdges starts a service with rules, and one Envoy per demand, which share the bucket with an ID.
 func startEdges(t *testing.T, rules string, id *rlqspb.BucketId, demands ...float64) *edges {
 	t.Helper()
 	w := &edges{T: t, controls: controls.New(controls.Config{})}
 	w.limiter = limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Overrides: w.controls.Overrides()})
-	w.limiter.SetRules(load(t, rules))
+	w.limiter.SetRules(rulefiletest.Load(t, rules))
 	w.service = rlqs.New(w.limiter, rlqs.Config{})
 	for i, d := range demands {
 		md := metadata.Pairs("x-ratelimitd-client", fmt.Sprint("edge-", i))
@@ -100,7 +101,7 @@ func (w *edges) end() {
 	w.service.Wait()
 }
 
-// report is a report of what was used since the last one.
+// report reports the usage since the last report.
 func (e *edge) report() {
 	e.mu.Lock()
 	u := e.bucket.Report()
@@ -114,7 +115,7 @@ func (e *edge) report() {
 	e.reports <- &rlqspb.RateLimitQuotaUsageReports{Domain: "edge", BucketQuotaUsages: []*rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage{m}}
 }
 
-// step plays so much of a second.
+// step simulates a fraction of a second.
 func (e *edge) step(parts int) (admitted, denied uint64) {
 	e.rest += e.demand / float64(parts)
 	n := uint64(e.rest + 1e-9)
@@ -129,7 +130,7 @@ func (e *edge) step(parts int) (admitted, denied uint64) {
 	return admitted, n - admitted
 }
 
-// play plays so many seconds. It returns what was admitted in each of them, and what was denied in all.
+// play simulates seconds. It returns the requests admitted in each, and the total of denied ones.
 func (w *edges) play(seconds int) (each []uint64, denied uint64) {
 	const parts = 40
 	for range seconds {
@@ -146,7 +147,7 @@ func (w *edges) play(seconds int) (each []uint64, denied uint64) {
 	return each, denied
 }
 
-// uses checks that in each second so many requests pass.
+// uses checks that the number of requests admitted in each second is within bounds.
 func (w *edges) uses(what string, seconds int, least, most uint64) {
 	w.Helper()
 	if each, _ := w.play(seconds); slices.Min(each) < least || slices.Max(each) > most {
@@ -154,7 +155,7 @@ func (w *edges) uses(what string, seconds int, least, most uint64) {
 	}
 }
 
-// set puts a control in force on the bucket, and returns how to lift it.
+// set puts a control in force on the bucket, and returns a function that lifts it.
 func (w *edges) set(c *override.Control) (lift func()) {
 	w.Helper()
 	c.Domain = "edge"
@@ -171,8 +172,8 @@ func (w *edges) set(c *override.Control) (lift func()) {
 	}
 }
 
-// TestLifted: once a block or an allow is lifted, clients have all of the limit from the next second on, and those below it are denied
-// nothing.
+// TestLifted checks that after a block or an allow is lifted, clients have the whole limit from the next second on, and those below the
+// limit are denied nothing.
 func TestLifted(t *testing.T) {
 	t.Parallel()
 	const rules = "{domain: edge, descriptors: [{key: a, rate_limit: {unit: second, requests_per_unit: 100, burst: 200, algorithm: token_bucket, rlqs: true}}]}"
@@ -195,12 +196,15 @@ func TestLifted(t *testing.T) {
 	}
 }
 
-// TestLiftedLarge: once a larger limit is lifted, what was paid for under it and not used does not keep clients below the limit.
+// TestLiftedLarge checks that after a larger limit is lifted, unused hits that were paid for under it do not keep clients below the
+// limit.
 func TestLiftedLarge(t *testing.T) {
 	t.Parallel()
 	const rules = "{domain: edge, descriptors: [{key: a, rate_limit: {unit: second, requests_per_unit: 100, burst: 200, algorithm: token_bucket, rlqs: true}}]}"
 	for _, to := range []descriptors.Override{
-		{RequestsPerUnit: 12_000, Unit: descriptors.Minute}, {RequestsPerUnit: 60_000, Unit: descriptors.Minute}, {RequestsPerUnit: 360_000, Unit: descriptors.Hour},
+		{RequestsPerUnit: 12_000, Unit: descriptors.Minute},
+		{RequestsPerUnit: 60_000, Unit: descriptors.Minute},
+		{RequestsPerUnit: 360_000, Unit: descriptors.Hour},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			w := startEdges(t, rules, bucket("a", "x"), 45, 45)
@@ -217,12 +221,12 @@ func TestLiftedLarge(t *testing.T) {
 	}
 }
 
-// TestOtherUnit: a limit in another unit is divided whole, also a window that is too short for strict mode.
+// TestOtherUnit checks that a limit in another unit is divided completely, even if its window is too short for strict mode.
 func TestOtherUnit(t *testing.T) {
 	t.Parallel()
 	for rule, least := range map[string]uint64{
 		"unit: minute, requests_per_unit: 60000, rlqs: true":                                    28_500,
-		"unit: minute, requests_per_unit: 60000, algorithm: sliding_window, rlqs: true":         24_000, // it takes hits that are leased together for used together
+		"unit: minute, requests_per_unit: 60000, algorithm: sliding_window, rlqs: true":         24_000, // counts hits that are leased together as consumed together
 		"unit: minute, requests_per_unit: 60000, algorithm: token_bucket, rlqs: true":           28_500,
 		"unit: minute, requests_per_unit: 60000, algorithm: token_bucket, rlqs: {mode: strict}": 28_500,
 	} {
@@ -243,7 +247,7 @@ func TestOtherUnit(t *testing.T) {
 	}
 }
 
-// TestAlwaysAllowed: an Envoy that denies without an assignment is told to allow everything by an allow, and on an unlimited plan beside
+// TestAlwaysAllowed checks that an Envoy that denies without an assignment gets ALLOW_ALL from an allow, and on an unlimited plan next to
 // one with rlqs.
 func TestAlwaysAllowed(t *testing.T) {
 	t.Parallel()
@@ -263,7 +267,7 @@ func TestAlwaysAllowed(t *testing.T) {
 	}
 }
 
-// TestGrant: what an operator grants in a window that is used up reaches Envoys within an interval.
+// TestGrant checks that hits granted by an operator in a consumed window reach Envoys within an interval.
 func TestGrant(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -281,7 +285,7 @@ func TestGrant(t *testing.T) {
 	})
 }
 
-// TestAlignFirst: a window that begins with the first hit is divided too.
+// TestAlignFirst checks that a window that begins with its first hit is divided too.
 func TestAlignFirst(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -294,8 +298,8 @@ func TestAlignFirst(t *testing.T) {
 	})
 }
 
-// TestBegins: what the shares of the first interval were not used for comes back, so that clients below a long window's limit are denied
-// nothing in it.
+// TestBegins checks that unused hits of the first interval's shares come back, so that clients below the limit of a long window are
+// denied nothing in it.
 func TestBegins(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -1,9 +1,9 @@
 package rlqs
 
-// ReportBytes returns what is charged for a report.
+// ReportBytes returns the memory charged for a report.
 var ReportBytes = reportBytes
 
-// Memory returns how many bytes are charged to clients.
+// Memory returns the memory charged to clients, in bytes.
 func (s *Service) Memory() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -23,25 +23,26 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rlqs"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 )
 
 var fleet = flag.Bool("fleet", false, "measure what 1,000 streams with 100 buckets each cost")
 
-// fleetStream is a stream without a connection: it decodes and encodes as gRPC does.
+// fleetStream is a stream without a connection, which decodes and encodes like gRPC.
 type fleetStream struct {
 	grpc.ServerStream
 
-	ctx     context.Context //nolint:containedctx // as a stream has it
+	ctx     context.Context //nolint:containedctx // streams contain a context
 	reports <-chan []byte
 	count   *fleetCount
 }
 
-// fleetCount is what streams have done.
+// fleetCount counts the messages of streams.
 type fleetCount struct {
 	reports, actions atomic.Int64
 	mu               sync.Mutex
-	answers          []*rlqspb.RateLimitQuotaResponse // some of those that were sent
+	answers          []*rlqspb.RateLimitQuotaResponse // a sample of those sent
 }
 
 func (s *fleetStream) Context() context.Context { return s.ctx }
@@ -77,7 +78,7 @@ func spent(t *testing.T) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// fleetReport returns a report of 100 buckets, all of which reject some requests.
+// fleetReport returns a report of 100 buckets, all of which deny some requests.
 func fleetReport(t *testing.T, stream, tick int) []byte {
 	t.Helper()
 	m := &rlqspb.RateLimitQuotaUsageReports{Domain: "edge"}
@@ -96,8 +97,8 @@ func fleetReport(t *testing.T, stream, tick int) []byte {
 	return text
 }
 
-// TestFleet: what 1,000 streams with the same 100 buckets cost in a minute, beside what decoding their reports and encoding the answers
-// costs alone. Without -fleet there are 100 streams, and more is allowed.
+// TestFleet measures the cost of 1,000 streams with the same 100 buckets for a minute, and compares it with that of decoding their
+// reports and encoding the answers. Without -fleet, there are 100 streams, and the bound is looser.
 func TestFleet(t *testing.T) {
 	streams, ticks, asked := 100, 8, 5.0
 	if *fleet {
@@ -112,7 +113,7 @@ func TestFleet(t *testing.T) {
 	took := time.Duration(0)
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Overrides: controls.New(controls.Config{}).Overrides()})
-		l.SetRules(load(t, `
+		l.SetRules(rulefiletest.Load(t, `
 domain: edge
 descriptors:
 - key: service
@@ -131,7 +132,7 @@ descriptors:
 		}
 		began := time.Duration(0)
 		for tick := range ticks {
-			if tick == ticks/2 { // the fleet has joined
+			if tick == ticks/2 { // all clients have joined
 				began = spent(t)
 				count.reports.Store(0)
 				count.actions.Store(0)
@@ -154,16 +155,17 @@ descriptors:
 	})
 	alone := protobufAlone(t, texts[:], count)
 	ratio := float64(took) / float64(alone)
-	t.Logf("%d reports of 100 buckets, %d actions: %v, alone %v, ratio %.2f; %d MB at most", count.reports.Load(), count.actions.Load(), took, alone, ratio, most>>20)
+	t.Logf("%d reports of 100 buckets, %d actions: %v, alone %v, ratio %.2f; %d MB at most",
+		count.reports.Load(), count.actions.Load(), took, alone, ratio, most>>20)
 	if ratio > asked || most > 200<<20 {
 		t.Errorf("want a ratio of %v at most, and 200 MB", asked)
 	}
 }
 
-// protobufAlone returns what it costs to decode as many reports and to encode as many actions as were counted.
+// protobufAlone returns the cost of decoding as many reports and encoding as many actions as were counted.
 func protobufAlone(t *testing.T, texts [][]byte, c *fleetCount) time.Duration {
 	t.Helper()
-	for i, m := range c.answers { // as a client decodes them: the service encodes ids once
+	for i, m := range c.answers { // decode like a client, because the service encodes IDs only once
 		text, err := proto.Marshal(m)
 		if err != nil {
 			t.Fatal(err)

@@ -1,5 +1,5 @@
-// Package rlqs implements Envoy's rate limit quota service (RLQS): Envoys report their usage of a limit, and are assigned shares of it
-// with which they decide on their own.
+// Package rlqs implements Envoy's rate limit quota service (RLQS). Envoys report their usage of a limit, and receive shares of it, with
+// which they decide on their own.
 //
 // A stream is a client. Each bucket reported by clients is one limit of one descriptor (bucket.go). Package shares divides it; the hits
 // come from leases of the counter that RLS also uses. A bucket has a goroutine, which asks the store once a second and queues assignments
@@ -85,7 +85,7 @@ type Service struct {
 	replica string // name of this process in rows
 	lines   *throttle.Log
 	stop    context.CancelFunc
-	stopped context.Context //nolint:containedctx // ends with the service, to end the questions of its buckets
+	stopped context.Context //nolint:containedctx // cancels the buckets' calls at the end of the service
 
 	mu        sync.Mutex       // guards the following fields, and the mutable fields of streams and buckets
 	streams   map[*stream]bool // open streams

@@ -27,6 +27,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -67,15 +68,6 @@ type world struct {
 	conn     *grpc.ClientConn
 }
 
-func load(t *testing.T, text string) *descriptors.Set {
-	t.Helper()
-	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(text)}}, descriptors.Options{})
-	if err != nil {
-		t.Fatal(problems)
-	}
-	return set
-}
-
 func start(t *testing.T, c rlqs.Config) *world {
 	t.Helper()
 	return startOn(t, "tcp", "127.0.0.1:0", c)
@@ -85,7 +77,7 @@ func startOn(t *testing.T, network, address string, c rlqs.Config) *world {
 	t.Helper()
 	w := &world{T: t, controls: controls.New(controls.Config{})}
 	w.limiter = limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{Overrides: w.controls.Overrides()})
-	w.limiter.SetRules(load(t, rules))
+	w.limiter.SetRules(rulefiletest.Load(t, rules))
 	w.service = rlqs.New(w.limiter, c)
 	server := grpc.NewServer()
 	w.service.Register(server)
@@ -107,7 +99,7 @@ func startOn(t *testing.T, network, address string, c rlqs.Config) *world {
 	return w
 }
 
-// connect makes the connection of further streams another one.
+// connect opens a new connection for further streams.
 func (w *world) connect() {
 	w.Helper()
 	target := w.listener.Addr().String()
@@ -122,7 +114,7 @@ func (w *world) connect() {
 	w.conn = conn
 }
 
-// client is a stream, as Envoy has one.
+// client is a stream like Envoy's.
 type client struct {
 	*world
 	rlqspb.RateLimitQuotaService_StreamRateLimitQuotasClient
@@ -139,7 +131,7 @@ func (w *world) open(md ...string) *client {
 
 func everything(string, []descriptors.Entry) bool { return true }
 
-// bucket returns the id of a bucket.
+// bucket returns a bucket ID.
 func bucket(pairs ...string) *rlqspb.BucketId {
 	id := &rlqspb.BucketId{Bucket: map[string]string{}}
 	for i := 0; i < len(pairs); i += 2 {
@@ -148,7 +140,7 @@ func bucket(pairs ...string) *rlqspb.BucketId {
 	return id
 }
 
-// report reports that nothing was used of buckets.
+// report reports buckets without usage.
 func (c *client) report(domain string, ids ...*rlqspb.BucketId) {
 	c.Helper()
 	m := &rlqspb.RateLimitQuotaUsageReports{Domain: domain}
@@ -160,7 +152,7 @@ func (c *client) report(domain string, ids ...*rlqspb.BucketId) {
 	}
 }
 
-// next returns the next action, in words, without its numbers.
+// next returns the next action in words, without numbers.
 func (c *client) next() string {
 	c.Helper()
 	m, err := c.Recv()
@@ -190,7 +182,7 @@ func (c *client) next() string {
 	return strings.Join(all, ", ")
 }
 
-// awaits waits until an action comes.
+// awaits waits for an action.
 func (c *client) awaits(want string) {
 	c.Helper()
 	var got []string
@@ -203,7 +195,7 @@ func (c *client) awaits(want string) {
 	c.Fatalf("no %q came, but %q", want, got)
 }
 
-// TestAnswers: what clients get for a bucket follows from its rule.
+// TestAnswers checks that the answer for a bucket follows from its rule.
 func TestAnswers(t *testing.T) {
 	t.Parallel()
 	for service, want := range map[string]string{
@@ -219,7 +211,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestIgnored: of buckets without a rule that has rlqs clients are told nothing.
+// TestIgnored checks that clients get no answer for buckets without a rule with rlqs.
 func TestIgnored(t *testing.T) {
 	t.Parallel()
 	w := start(t, rlqs.Config{})
@@ -235,7 +227,7 @@ func TestIgnored(t *testing.T) {
 	}
 }
 
-// TestEndedStreams: what a stream must not do ends it, with the reason.
+// TestEndedStreams checks that a mistake ends a stream, with the reason.
 func TestEndedStreams(t *testing.T) {
 	t.Parallel()
 	w := start(t, rlqs.Config{})
@@ -269,17 +261,17 @@ func TestEndedStreams(t *testing.T) {
 	}
 }
 
-// TestWithoutRule: where no rule has rlqs there is no such service.
+// TestWithoutRule checks that the service is unimplemented if no rule has rlqs.
 func TestWithoutRule(t *testing.T) {
 	t.Parallel()
 	w := start(t, rlqs.Config{})
-	w.limiter.SetRules(load(t, "{domain: edge, descriptors: [{key: a, rate_limit: {unit: minute, requests_per_unit: 1}}]}"))
+	w.limiter.SetRules(rulefiletest.Load(t, "{domain: edge, descriptors: [{key: a, rate_limit: {unit: minute, requests_per_unit: 1}}]}"))
 	if got := w.open().next(); !strings.HasPrefix(got, codes.Unimplemented.String()) {
 		t.Errorf("got %q", got)
 	}
 }
 
-// TestChanges: controls, other numbers and other rules reach clients without a report.
+// TestChanges checks that controls, other numbers and other rules reach clients without a report.
 func TestChanges(t *testing.T) {
 	t.Parallel()
 	w := start(t, rlqs.Config{})
@@ -300,11 +292,11 @@ func TestChanges(t *testing.T) {
 		}
 		c.awaits("shop token bucket")
 	}
-	w.limiter.SetRules(load(t, strings.ReplaceAll(rules, "rlqs: {weight_from: x-weight}", "rlqs: false")))
+	w.limiter.SetRules(rulefiletest.Load(t, strings.ReplaceAll(rules, "rlqs: {weight_from: x-weight}", "rlqs: false")))
 	c.awaits("shop abandon")
 }
 
-// TestDrain: assignments are renewed, and then streams end.
+// TestDrain checks that assignments are renewed before streams end.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	w := start(t, rlqs.Config{})
@@ -326,7 +318,7 @@ func TestDrain(t *testing.T) {
 	w.service.Wait()
 }
 
-// TestOneCounter: what clients are assigned and what requests take comes from one counter, and clients share by weight.
+// TestOneCounter checks that assignments and requests share one counter, and that clients share by weight.
 func TestOneCounter(t *testing.T) {
 	t.Parallel()
 	w := start(t, rlqs.Config{})
@@ -348,13 +340,13 @@ func TestOneCounter(t *testing.T) {
 		t.Fatalf("status: %+v", all)
 	}
 	for _, h := range all[0].Holders {
-		if want := map[string]float64{"light": 1, "heavy": 1}[h.ID]; h.Weight != want || h.Share <= 0 { // the rule does not say weight_from
+		if want := map[string]float64{"light": 1, "heavy": 1}[h.ID]; h.Weight != want || h.Share <= 0 { // the rule lacks weight_from
 			t.Errorf("holder %+v", h)
 		}
 	}
 }
 
-// TestKeptIDs: of an id that a client reports others get the entries, and no fields that nothing has checked.
+// TestKeptIDs checks that other clients get only the entries of an ID that a client reports, without unchecked fields.
 func TestKeptIDs(t *testing.T) {
 	t.Parallel()
 	w := start(t, rlqs.Config{})
@@ -371,7 +363,7 @@ func TestKeptIDs(t *testing.T) {
 	}
 }
 
-// TestHugeCounts: counts near the largest number do not overflow.
+// TestHugeCounts checks that counts near the maximum do not overflow.
 func TestHugeCounts(t *testing.T) {
 	t.Parallel()
 	w := start(t, rlqs.Config{})
@@ -389,7 +381,7 @@ func TestHugeCounts(t *testing.T) {
 	testkit.Eventually(t, "all is counted", func() bool { n, _, _ := w.service.Counts(); return n.Requests["edge"] == want })
 }
 
-// names returns the domains and names of the holders of all buckets.
+// names returns the domains and the names of the holders of all buckets.
 func (w *world) names() (names []string) {
 	for _, b := range w.service.Status(everything, 100) {
 		for _, h := range b.Holders {
@@ -402,21 +394,17 @@ func (w *world) names() (names []string) {
 	return names
 }
 
-// startTwoDomains serves the same rules in two domains.
+// startTwoDomains starts a service with the same rules in two domains.
 func startTwoDomains(t *testing.T, network, address string) *world {
 	t.Helper()
 	w := startOn(t, network, address, rlqs.Config{})
 	other := strings.Replace(rules, "domain: edge", "domain: shop", 1)
-	set, problems, err := descriptors.Load(
-		[]descriptors.Source{{Name: "a.yaml", Data: []byte(rules)}, {Name: "b.yaml", Data: []byte(other)}}, descriptors.Options{})
-	if err != nil {
-		t.Fatal(problems)
-	}
-	w.limiter.SetRules(set)
+	w.limiter.SetRules(rulefiletest.Load(t, rules, other))
 	return w
 }
 
-// TestNames: a client has its name in each domain, and one of another connection that says the same has another.
+// TestNames checks that a client has its name in each domain, and that a client of another connection with the same name gets another
+// one.
 func TestNames(t *testing.T) {
 	t.Parallel()
 	for network, address := range map[string]string{"tcp": "127.0.0.1:0", "unix": filepath.Join(t.TempDir(), "socket")} {
@@ -435,8 +423,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestNewerStream: a client that opens another stream of the same domain on its connection has only that one. Clients that share a
-// connection have a stream each, and so have those without a name.
+// TestNewerStream checks that a client that opens another stream of the same domain on its connection keeps only that one. Clients that
+// share a connection have separate streams, and so have clients without a name.
 func TestNewerStream(t *testing.T) {
 	t.Parallel()
 	w := startTwoDomains(t, "tcp", "127.0.0.1:0")
@@ -461,7 +449,7 @@ func TestNewerStream(t *testing.T) {
 	}
 }
 
-// TestDoesNotRead: a client that never reads does not keep the service from ending.
+// TestDoesNotRead checks that a client that never reads does not keep the service from ending.
 func TestDoesNotRead(t *testing.T) {
 	t.Parallel()
 	w := start(t, rlqs.Config{})
@@ -477,7 +465,7 @@ func TestDoesNotRead(t *testing.T) {
 		n := sent()
 		full := n > 0 && n == before
 		before = n
-		time.Sleep(100 * time.Millisecond) // of nothing sent
+		time.Sleep(100 * time.Millisecond) // without sending anything
 		return full
 	})
 	w.service.Drain()
@@ -485,7 +473,7 @@ func TestDoesNotRead(t *testing.T) {
 	go func() { w.service.Wait(); close(ended) }()
 	select {
 	case <-ended:
-	case <-time.After(10 * time.Second): // before silence ends the stream
+	case <-time.After(10 * time.Second): // before the maximum silence of a stream
 		t.Error("the service has not ended")
 	}
 }

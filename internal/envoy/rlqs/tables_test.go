@@ -19,7 +19,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 )
 
-// slow is a timeout that no call reaches unless something is wrong.
+// slow is a timeout that no call reaches unless it fails.
 const slow = 20 * time.Second
 
 // tables returns tables in Redis.
@@ -34,7 +34,7 @@ func tables(t *testing.T, c redis.Config) *Tables {
 	return NewTables(func(name string) SideChannel { return b.SideChannel(name, Script) })
 }
 
-// TestTables: the script does what sharestest.Agree does. A row that ends is gone, and so is the table, once all rows have ended.
+// TestTables compares the script with sharestest.Agree. Expired rows are dropped, and so is the table after its last row has expired.
 func TestTables(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -72,7 +72,7 @@ func TestTables(t *testing.T) {
 	testkit.Eventually(t, "a table without rows ends", func() bool { return db.CLI("KEYS", "*:short") == "" })
 }
 
-// wordsOf returns rows in words, without their ends.
+// wordsOf formats rows without their ends.
 func wordsOf(rows []shares.Row) (words []string) {
 	for _, r := range rows {
 		words = append(words, fmt.Sprintf("%s holds %.9f, left %t", r.Replica, r.Held, r.Left))
@@ -80,7 +80,8 @@ func wordsOf(rows []shares.Row) (words []string) {
 	return words
 }
 
-// TestTablesSpoiled: what no script wrote is left out. An error of Redis is one of the call, and the next one finds Redis again.
+// TestTablesSpoiled checks that rows that no script wrote are omitted. An error of Redis fails the call, and the next call succeeds
+// again.
 func TestTablesSpoiled(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -109,8 +110,8 @@ func TestTablesSpoiled(t *testing.T) {
 	})
 }
 
-// TestTablesOfOthers: a key that is not a text is an error of its own limit, and of no other in the same call. A caller that gives up, because
-// Redis hangs, leaves nothing behind that would be written later.
+// TestTablesOfOthers checks that a key of another type is an error only of its own limit in a call. A caller that gives up while Redis
+// hangs must leave nothing that would be written later.
 func TestTablesOfOthers(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -145,7 +146,7 @@ func TestTablesOfOthers(t *testing.T) {
 		t.Errorf("limits %v have no rows, want 7 only", failed)
 	}
 	db.CLI("CLIENT", "PAUSE", "1000")
-	if failed := all(50 * time.Millisecond); len(failed) < 900 { // those that call for others wait for the answer
+	if failed := all(50 * time.Millisecond); len(failed) < 900 { // callers that call for others wait for the answer
 		t.Errorf("%d limits have no rows while Redis hangs, want nearly all", len(failed))
 	}
 	for _, c := range r.channels {
@@ -157,14 +158,14 @@ func TestTablesOfOthers(t *testing.T) {
 	}
 }
 
-// TestTablesFar: what ten thousand limits have to say in a second goes to a Redis a millisecond away in few calls, which take less than that
-// second.
+// TestTablesFar checks that the rows of ten thousand limits are exchanged every second with a Redis a millisecond away, in few calls that
+// together take less than that second.
 func TestTablesFar(t *testing.T) {
 	t.Parallel()
 	const limits = 10_000
 	db := redistest.Start(t)
 	far := testkit.NewProxy(t, db.Addr())
-	far.Latency.Store(int64(time.Millisecond / 2)) // each way
+	far.Latency.Store(int64(time.Millisecond / 2)) // in each direction
 	r := tables(t, redis.Config{URL: far.Addr(), DialTimeout: slow, OpTimeout: slow})
 	agree := func() (took time.Duration) {
 		var all sync.WaitGroup
@@ -180,7 +181,7 @@ func TestTablesFar(t *testing.T) {
 		all.Wait()
 		return time.Since(begun)
 	}
-	agree() // which opens the connections
+	agree() // opens the connections
 	db.CLI("CONFIG", "RESETSTAT")
 	before := db.CPU()
 	took := agree()
@@ -192,7 +193,7 @@ func TestTablesFar(t *testing.T) {
 	}
 }
 
-// TestTablesInCluster: the rows of a limit are in one slot, and outlive the master that has them.
+// TestTablesInCluster checks that the rows of a limit are in one slot, and outlive the failure of its master.
 func TestTablesInCluster(t *testing.T) {
 	t.Parallel()
 	all := redistest.Cluster(t, 3)
@@ -201,17 +202,17 @@ func TestTablesInCluster(t *testing.T) {
 		return r.Agree(t.Context(), limit, &shares.Row{Replica: replica, Life: 3600 * 1e6, Held: 1})
 	}
 	testkit.Eventually(t, "the cluster is known", func() bool { _, err := agree("limit0", "one"); return err == nil })
-	const limits = 40 // more than there are connections, and than one call takes
+	const limits = 40 // more than the connections, and more than one call takes
 	for i := range limits {
 		if _, err := agree(fmt.Sprint("limit", i), "one"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	redistest.NodeTimeout(all, 5*time.Second) // an attempt that comes to nothing may be repeated after twice that
+	redistest.NodeTimeout(all, 5*time.Second) // a failed attempt may be repeated after twice that time
 	for _, replica := range all[3:] {
 		testkit.Eventually(t, "the replica has what its master has", replica.InStep)
 		if !testkit.Poll(2*testkit.Patience, func() bool {
-			_, _ = replica.Try("CLUSTER", "FAILOVER") // an error while one is under way
+			_, _ = replica.Try("CLUSTER", "FAILOVER") // fails while one is in progress
 			return replica.IsMaster()
 		}) {
 			t.Fatal("no other master")

@@ -19,6 +19,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rlqs"
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 )
@@ -31,7 +32,7 @@ type virtual struct {
 	service  *rlqs.Service
 	reports  chan []byte
 	count    fleetCount
-	why      chan error // the stream has ended
+	why      chan error // receives the error of the ended stream
 	cancel   context.CancelFunc
 }
 
@@ -39,7 +40,7 @@ func startVirtual(t *testing.T, b backend.Backend, c rlqs.Config) *virtual {
 	t.Helper()
 	v := &virtual{T: t, controls: controls.New(controls.Config{}), reports: make(chan []byte, 100), why: make(chan error, 1)}
 	l := limiter.New(b, stats.New(), limiter.Config{Overrides: v.controls.Overrides()})
-	l.SetRules(load(t, rules))
+	l.SetRules(rulefiletest.Load(t, rules))
 	v.service = rlqs.New(l, c)
 	var ctx context.Context
 	ctx, v.cancel = context.WithCancel(t.Context())
@@ -49,7 +50,7 @@ func startVirtual(t *testing.T, b backend.Backend, c rlqs.Config) *virtual {
 	return v
 }
 
-// report reports that each bucket had so many requests, which were allowed.
+// report reports the given number of allowed requests for each bucket.
 func (v *virtual) report(requests uint64, ids ...*rlqspb.BucketId) {
 	v.Helper()
 	m := &rlqspb.RateLimitQuotaUsageReports{Domain: "edge"}
@@ -64,7 +65,7 @@ func (v *virtual) report(requests uint64, ids ...*rlqspb.BucketId) {
 	v.reports <- text
 }
 
-// end hangs up, if the stream has not ended before, and returns why it ended.
+// end closes the stream, unless it has already ended, and returns its error.
 func (v *virtual) end() error {
 	close(v.reports)
 	err := <-v.why
@@ -74,7 +75,7 @@ func (v *virtual) end() error {
 	return err
 }
 
-// abandons returns how many times the client was told to forget a bucket.
+// abandons returns the number of actions that abandoned a bucket.
 func (v *virtual) abandons() (n int) {
 	v.count.mu.Lock()
 	defer v.count.mu.Unlock()
@@ -88,7 +89,7 @@ func (v *virtual) abandons() (n int) {
 	return n
 }
 
-// services returns the ids of so many buckets.
+// services returns n bucket IDs.
 func services(n int) (ids []*rlqspb.BucketId) {
 	for i := range n {
 		ids = append(ids, bucket("service", fmt.Sprint(i)))
@@ -96,8 +97,8 @@ func services(n int) (ids []*rlqspb.BucketId) {
 	return ids
 }
 
-// TestTooManyBuckets: a client that reports more buckets than there may be is served those that there may be. It is told to forget the
-// others only while it does not use them.
+// TestTooManyBuckets checks that a client that reports too many buckets is served the maximum number. It is told to abandon the others
+// only while it does not use them.
 func TestTooManyBuckets(t *testing.T) {
 	t.Parallel()
 	for requests := range uint64(2) {
@@ -120,7 +121,7 @@ func TestTooManyBuckets(t *testing.T) {
 	}
 }
 
-// TestNotDivided: a client is told to forget a bucket without rlqs only while it does not use it.
+// TestNotDivided checks that a client is told to abandon a bucket without rlqs only while it does not use it.
 func TestNotDivided(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -141,7 +142,7 @@ func TestNotDivided(t *testing.T) {
 	})
 }
 
-// TestUsualReports: a new bucket does not wait because many others were reported as usual.
+// TestUsualReports checks that a new bucket does not wait because many others were reported normally.
 func TestUsualReports(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -162,7 +163,7 @@ func TestUsualReports(t *testing.T) {
 	})
 }
 
-// broken is a backend that can be down.
+// broken is a backend that can be made unavailable.
 type broken struct {
 	*memory.Backend
 
@@ -179,7 +180,8 @@ func (b *broken) Apply(ctx context.Context, ops []backend.Op) {
 	}
 }
 
-// TestLiftedWhileDown: what a control said is not said again once it is lifted, though the store does not say what is in force instead.
+// TestLiftedWhileDown checks that the action of a control is not repeated after the control is lifted, even if the backend does not
+// answer with the limits in force.
 func TestLiftedWhileDown(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []override.Kind{override.Allow, override.Block} {
@@ -190,7 +192,7 @@ func TestLiftedWhileDown(t *testing.T) {
 			if _, err := v.controls.Set(t.Context(), made, time.Hour, false); err != nil {
 				t.Fatal(err)
 			}
-			said := func() int64 { // during an interval
+			said := func() int64 { // number of actions during an interval
 				before := v.count.actions.Load()
 				v.report(1, bucket("service", "shop"))
 				time.Sleep(5 * time.Second)
@@ -218,7 +220,7 @@ func TestLiftedWhileDown(t *testing.T) {
 	}
 }
 
-// TestAge: a stream ends in time, after its assignments were renewed.
+// TestAge checks that a stream ends at the maximum age, after its assignments were renewed.
 func TestAge(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -240,7 +242,7 @@ func TestAge(t *testing.T) {
 	})
 }
 
-// TestSilence: a stream that reports nothing ends, with buckets sooner than without.
+// TestSilence checks that a stream without reports ends, earlier if it has buckets.
 func TestSilence(t *testing.T) {
 	t.Parallel()
 	for name, x := range map[string]struct {

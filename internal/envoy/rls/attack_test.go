@@ -21,23 +21,23 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/grpcserver"
 )
 
-// What a well-behaved client at 200 calls a second may notice of an attack, and what the attack may cost. The time is ten
-// times what it should be, and for half of the calls instead of ninety-nine of a hundred, because attacker, server and client
-// share the processors here with whatever else runs.
+// Bounds on the effect of an attack on a well-behaved client with 200 calls per second, and on the cost of the attack. The time is ten
+// times the goal, and applies to half of the calls instead of 99 %, because attacker, server and client share the processors with
+// everything else.
 const (
 	attackTime   = time.Second
 	attackDelay  = 500 * time.Millisecond
 	attackBytes  = 100 << 20
-	attackRounds = 5 // of which the best counts: this process may stand still for longer than an attack takes
+	attackRounds = 5 // the best one counts, because this process may be stalled for longer than an attack
 )
 
-// An attacker writes so many frames at a time, and rests, or it would be his appetite for processors that is tested.
+// An attacker writes a number of frames, and pauses, so that the test does not measure the attacker's own use of processors.
 const (
 	burst = 50
 	rest  = 20 * time.Millisecond
 )
 
-// flood writes with write until ctx ends, on a connection of its own, and on another one where the server has had enough.
+// flood writes with write until ctx ends, on its own connection, and reconnects when the server closes it.
 func flood(ctx context.Context, address string, write func(fr *http2.Framer, i uint32) error) {
 	for ctx.Err() == nil {
 		c, err := net.Dial("tcp", address)
@@ -48,7 +48,7 @@ func flood(ctx context.Context, address string, write func(fr *http2.Framer, i u
 		read := make(chan struct{})
 		go func() { _, _ = io.Copy(io.Discard, c); close(read) }()
 		out := bufio.NewWriter(c)
-		_, _ = out.WriteString(http2.ClientPreface) // errors are those of the frames
+		_, _ = out.WriteString(http2.ClientPreface) // the frames return the errors
 		fr := http2.NewFramer(out, nil)
 		fr.AllowIllegalWrites = true
 		err = fr.WriteSettings()
@@ -106,15 +106,15 @@ func TestAttacks(t *testing.T) {
 	}
 }
 
-// endless rules never reject.
+// endless contains rules that never reject.
 const endless = `domain: shop
 descriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 4294967295}}]
 `
 
-// literal is a header, k: v, that adds to no table.
+// literal is a header, k: v, that is not added to a table.
 var literal = []byte{0, 1, 'k', 1, 'v'}
 
-// A thousand connections that do nothing cost their memory alone.
+// TestIdleConnections checks that a thousand idle connections cost only their memory.
 func TestIdleConnections(t *testing.T) {
 	w := start(t, endless, Config{})
 	survives(t, w.RateLimitServiceClient, func(ctx context.Context) {
@@ -122,11 +122,11 @@ func TestIdleConnections(t *testing.T) {
 	})
 }
 
-// A thousand handshakes that never end do not keep other clients from connecting.
+// TestSlowTLSHandshakes checks that a thousand handshakes that never end do not keep other clients from connecting.
 func TestSlowTLSHandshakes(t *testing.T) {
 	config, pool := serverTLS(t)
 	address := serve(t, newServer(start(t, endless, Config{}).service, grpcserver.Config{TLS: config}))
-	creds := credentials.NewTLS(&tls.Config{RootCAs: pool}) //nolint:gosec // the server says which version
+	creds := credentials.NewTLS(&tls.Config{RootCAs: pool}) //nolint:gosec // the server determines the version
 	c := ratelimitv3.NewRateLimitServiceClient(dial(t, address, grpc.WithTransportCredentials(creds)))
 	survives(t, c, func(ctx context.Context) {
 		defer held(ctx, t, address, 1000, "\x16\x03\x01\x02")()
@@ -137,7 +137,7 @@ func TestSlowTLSHandshakes(t *testing.T) {
 	})
 }
 
-// held opens connections that say something and then nothing, and waits until ctx ends. They stay open until they are closed.
+// held opens connections that send say and nothing more, and waits until ctx ends. They stay open until closeAll is called.
 func held(ctx context.Context, t *testing.T, address string, n int, say string) (closeAll func()) {
 	t.Helper()
 	var conns []net.Conn
@@ -161,7 +161,7 @@ func held(ctx context.Context, t *testing.T, address string, n int, say string) 
 	return closeAll
 }
 
-// survives attacks for a while, during which client c must get its answers as usual.
+// survives runs an attack for a while, during which client c must get its answers as usual.
 func survives(t *testing.T, c ratelimitv3.RateLimitServiceClient, attack func(ctx context.Context)) {
 	t.Helper()
 	if _, err := c.ShouldRateLimit(t.Context(), request("shop", "user=b")); err != nil {
@@ -176,7 +176,7 @@ func survives(t *testing.T, c ratelimitv3.RateLimitServiceClient, attack func(ct
 	}
 }
 
-// besieged attacks once, and tells within which time half of the client's calls were answered.
+// besieged runs an attack once, and returns the time within which half of the client's calls were answered.
 func besieged(t *testing.T, c ratelimitv3.RateLimitServiceClient, attack func(ctx context.Context)) (median time.Duration) {
 	t.Helper()
 	before := heap()
@@ -204,7 +204,7 @@ func besieged(t *testing.T, c ratelimitv3.RateLimitServiceClient, attack func(ct
 	return median
 }
 
-// heap is what is alive, in bytes.
+// heap returns the size of live objects in bytes.
 func heap() int64 {
 	runtime.GC()
 	var m runtime.MemStats

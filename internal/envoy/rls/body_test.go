@@ -27,7 +27,7 @@ func parseBody(tb testing.TB, template string) *Body {
 	return b
 }
 
-// rejectedBy is the verdict on a request that a rule of this path rejects.
+// rejectedBy returns the verdict on a request rejected by a rule with this path.
 func rejectedBy(path, name string) *limiter.Verdict {
 	it := item(engine.FixedWindow)
 	it.Multiplier, it.Name = 5, name
@@ -37,7 +37,7 @@ func rejectedBy(path, name string) *limiter.Verdict {
 	}}}
 }
 
-// answered is what s encodes.
+// answered returns the encoded answer, decoded.
 func answered(t *testing.T, s *Service, r *limiter.Request, v *limiter.Verdict) *ratelimitv3.RateLimitResponse {
 	t.Helper()
 	m := new(ratelimitv3.RateLimitResponse)
@@ -98,7 +98,7 @@ func TestBadBody(t *testing.T) {
 		"a {{rule":             "{{rule is not closed",
 		`{"rule":{{rule}}}`:    "must be JSON, such as",
 		`{"rule":"{{rule}}"`:   "unexpected end",
-		`{"limit":{{limit}}0}`: "must be JSON", // 00 where the limit is 0
+		`{"limit":{{limit}}0}`: "must be JSON", // 00 if the limit is 0
 		`{"limit":0{{limit}}}`: "must be JSON",
 		`{"\u00{{rule}}":1}`:   "must be JSON",
 		`{rule}`:               "must be JSON",
@@ -109,7 +109,7 @@ func TestBadBody(t *testing.T) {
 	}
 }
 
-// Whatever bytes the names of a rule or a domain contain, the JSON is valid and has the right values.
+// TestBodyIsJSONWhateverTheNames checks that the JSON is valid and has the right values, for any bytes in the names of rules and domains.
 func TestBodyIsJSONWhateverTheNames(t *testing.T) {
 	s := New(nil, Config{Body: parseBody(t, `{"rule":"{{rule}}","of":["{{domain}}",{{limit}}]}`)})
 	rapid.Check(t, func(t *rapid.T) {
@@ -151,7 +151,7 @@ func TestRuleHeader(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		v    limiter.Verdict
-		want string // empty where there is none
+		want string // empty if there is none
 	}{
 		{"the path", limiter.Verdict{Statuses: []limiter.Status{admitted("shop.user", "")}}, "shop.user"},
 		{"the name", limiter.Verdict{Statuses: []limiter.Status{admitted("shop.user", "logins")}}, "logins"},
@@ -179,7 +179,7 @@ func TestRuleHeader(t *testing.T) {
 	}
 }
 
-// Answers over gRPC and as JSON are the same, and the callback for rejections is called for both.
+// TestRejectionsOnBothWays checks that answers over gRPC and JSON are the same, and that both call the callback for rejections.
 func TestRejectionsOnBothWays(t *testing.T) {
 	const rules = `
 domain: shop
@@ -224,7 +224,7 @@ descriptors:
 	}
 }
 
-// What is turned off costs nothing, not even on a rejection.
+// TestRejectionsAllocateNothing checks that disabled features cost nothing, even for a rejection.
 func TestRejectionsAllocateNothing(t *testing.T) {
 	s, a, v, r := New(nil, Config{}), new(answer), rejectedBy("shop.user", ""), &limiter.Request{Domain: []byte("shop")}
 	if n := testing.AllocsPerRun(100, func() { s.encode(a, r, v) }); n != 0 {

@@ -18,7 +18,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// serveInBubble serves, until the bubble's test ends, on pipes.
+// serveInBubble serves on pipes until the end of the bubble's test.
 func serveInBubble(t *testing.T, c grpcserver.Config) *testkit.Pipes {
 	t.Helper()
 	p, server := testkit.NewPipes(), newServer(New(decideFunc(allow), Config{}), c)
@@ -26,27 +26,27 @@ func serveInBubble(t *testing.T, c grpcserver.Config) *testkit.Pipes {
 	return p
 }
 
-// farEnd is the other end of a connection, in bare frames.
+// farEnd is the client's end of a connection, which uses frames directly.
 type farEnd struct {
 	conn net.Conn
 
-	out    sync.Mutex // held to write frames
+	out    sync.Mutex // held while writing frames
 	framer *http2.Framer
 
 	mu     sync.Mutex
 	frames []frame
-	end    time.Duration // when the connection was closed, since its begin; 0 while it is not
-	silent bool          // pings are not answered
+	end    time.Duration // time from its start to its end; 0 while it is open
+	silent bool          // does not answer pings
 }
 
-// frame is one that came, and when, since the begin of the connection.
+// frame is a received frame and its time since the start of the connection.
 type frame struct {
 	kind http2.FrameType
 	code http2.ErrCode // of GOAWAY
 	at   time.Duration
 }
 
-// connect makes a connection, with its preface, and reads what comes.
+// connect opens a connection, sends the preface, and reads frames.
 func connect(t *testing.T, p *testkit.Pipes, silent bool) *farEnd {
 	t.Helper()
 	conn := p.Dial()
@@ -84,14 +84,14 @@ func (o *farEnd) read(begin time.Time) {
 	}
 }
 
-// write writes a frame. Where that fails the connection is at its end, which the reader tells.
+// write writes a frame. It ignores errors, because the reader notices the end of the connection.
 func (o *farEnd) write(frame func() error) {
 	o.out.Lock()
 	defer o.out.Unlock()
 	_ = frame()
 }
 
-// first is when the first frame of a kind came, and its code.
+// first returns the first frame of a kind.
 func (o *farEnd) first(kind http2.FrameType) (f frame, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -103,14 +103,14 @@ func (o *farEnd) first(kind http2.FrameType) (f frame, ok bool) {
 	return frame{}, false
 }
 
-// ended is when the connection was closed.
+// ended returns the time at which the connection was closed.
 func (o *farEnd) ended() time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.end
 }
 
-// The server announces its bounds to clients.
+// TestBoundsAreTold checks that the server announces its bounds to clients.
 func TestBoundsAreTold(t *testing.T) {
 	w := start(t, threePerHour, Config{})
 	c, err := net.Dial("tcp", w.address)
@@ -133,7 +133,7 @@ func TestBoundsAreTold(t *testing.T) {
 	}
 }
 
-// Streams beyond the bound are rejected, and the connection goes on.
+// TestStreamsAreBounded checks that excess streams are rejected, and that the connection continues.
 func TestStreamsAreBounded(t *testing.T) {
 	w := start(t, threePerHour, Config{})
 	release := make(chan struct{})
@@ -181,7 +181,7 @@ func TestStreamsAreBounded(t *testing.T) {
 	}
 }
 
-// encodeHead encodes the headers of a call, which add to no table.
+// encodeHead encodes the headers of a call, without adding to a table.
 func encodeHead() ([]byte, error) {
 	var block bytes.Buffer
 	enc := hpack.NewEncoder(&block)
@@ -193,7 +193,7 @@ func encodeHead() ([]byte, error) {
 	return block.Bytes(), err
 }
 
-// A client that does not finish its handshake is disconnected after ten seconds.
+// TestSlowHandshake checks that a client that does not finish its handshake is disconnected after ten seconds.
 func TestSlowHandshake(t *testing.T) {
 	config, _ := serverTLS(t)
 	for name, c := range map[string]grpcserver.Config{"plain text": {}, "TLS": {TLS: config}} {
@@ -202,7 +202,7 @@ func TestSlowHandshake(t *testing.T) {
 				p := serveInBubble(t, c)
 				for _, said := range []string{"", "\x16\x03\x01", http2.ClientPreface[:10]} {
 					begin, conn := time.Now(), p.Dial()
-					go func() { _, _ = io.WriteString(conn, said) }() // a pipe is not written to for longer than it is read
+					go func() { _, _ = io.WriteString(conn, said) }() // a write to a pipe returns only when it is read
 					if _, err := io.Copy(io.Discard, conn); err != nil && !errors.Is(err, io.ErrClosedPipe) {
 						t.Error(err)
 					}
@@ -238,7 +238,7 @@ func TestPings(t *testing.T) {
 	}
 }
 
-// A client that has been silent for a minute is pinged, and disconnected ten seconds later.
+// TestSilentClients checks that a client is pinged after a minute of silence, and disconnected ten seconds later.
 func TestSilentClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := serveInBubble(t, grpcserver.Config{})

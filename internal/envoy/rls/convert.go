@@ -52,7 +52,7 @@ func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType 
 		return plain(http.StatusInternalServerError)
 	}
 	reply, err = marshalJSON(&response)
-	if len(reply) > maxAnswer && response.DynamicMetadata != nil { // JSON may take six bytes for one of the message
+	if len(reply) > maxAnswer && response.DynamicMetadata != nil { // JSON may take six bytes for one byte of protobuf
 		response.DynamicMetadata = onlyTruncated(response.GetDynamicMetadata().GetFields()[reservation].GetStringValue())
 		reply, err = marshalJSON(&response)
 	}

@@ -24,7 +24,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// decodeBytes is what the server does with a message.
+// decodeBytes decodes a message like the server.
 func decodeBytes(b []byte) (*limiter.Request, error) {
 	c := new(call)
 	c.hold(mem.SliceBuffer(b))
@@ -32,8 +32,8 @@ func decodeBytes(b []byte) (*limiter.Request, error) {
 	return &c.request, err
 }
 
-// slow decodes with protobuf itself, by a schema that is Envoy's but for its strings, which are bytes: protobuf rejects a
-// string that is no UTF-8, and we do not.
+// slow decodes with protobuf, and a copy of Envoy's schema whose strings are bytes, because protobuf rejects strings that are not UTF-8
+// and the server accepts them.
 type slow struct {
 	request protoreflect.MessageDescriptor
 }
@@ -115,7 +115,7 @@ func (s slow) decode(b []byte) (*limiter.Request, error) {
 	return r, nil
 }
 
-// fromEnvoy is what a request means, in Envoy's own types.
+// fromEnvoy converts a request in Envoy's types.
 func fromEnvoy(m *ratelimitv3.RateLimitRequest) *limiter.Request {
 	r := &limiter.Request{Domain: []byte(m.GetDomain()), Hits: m.GetHitsAddend()}
 	for _, dm := range m.GetDescriptors() {
@@ -138,7 +138,7 @@ func fromEnvoy(m *ratelimitv3.RateLimitRequest) *limiter.Request {
 	return r
 }
 
-// render says all of r in text, which compares a good deal faster than cmp does.
+// render formats all of r, because comparing texts is much faster than cmp.
 func render(r *limiter.Request) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "domain %q, %d hits\n", r.Domain, r.Hits)
@@ -152,7 +152,7 @@ func render(r *limiter.Request) string {
 	return b.String()
 }
 
-// tooMuch reports whether r exceeds what a request may have.
+// tooMuch reports whether r exceeds the bounds of a request.
 func tooMuch(r *limiter.Request) bool {
 	for i := range r.Descriptors {
 		if len(r.Descriptors[i].Entries) > limiter.MaxEntries {
@@ -162,13 +162,13 @@ func tooMuch(r *limiter.Request) bool {
 	return len(r.Descriptors) > limiter.MaxDescriptors
 }
 
-// agree fails where the decoder and protobuf read b differently.
+// agree fails the test if the decoder and protobuf decode b differently.
 func agree(t *testing.T, oracle slow, b []byte) {
 	t.Helper()
 	got, err := decodeBytes(b)
 	want, wantErr := oracle.decode(b)
 	switch {
-	case errors.Is(err, errTooDeep): // protobuf goes to 10,000
+	case errors.Is(err, errTooDeep): // protobuf allows a depth of 10,000
 		return
 	case errors.Is(err, limiter.ErrTooManyDescriptors), errors.Is(err, limiter.ErrTooManyEntries):
 		if wantErr == nil && !tooMuch(want) {
@@ -191,7 +191,7 @@ func agree(t *testing.T, oracle slow, b []byte) {
 	}
 }
 
-// sample has every field.
+// sample returns a request with every field.
 func sample() *ratelimitv3.RateLimitRequest {
 	return &ratelimitv3.RateLimitRequest{
 		Domain:     "shop",
@@ -202,7 +202,7 @@ func sample() *ratelimitv3.RateLimitRequest {
 				Entries: []*commonv3.RateLimitDescriptor_Entry{{Key: "k", Value: strings.Repeat("v", 300)}},
 				Limit: &commonv3.RateLimitDescriptor_RateLimitOverride{
 					RequestsPerUnit: 5, UnitMultiplier: wrapperspb.UInt32(3),
-					Unit: 7, // a week in answers, and so in requests, where it has no name
+					Unit: 7, // a week in answers; in requests, the number has no name
 				},
 				HitsAddend:     wrapperspb.UInt64(1<<64 - 1),
 				IsNegativeHits: true,
@@ -221,17 +221,17 @@ func marshal(tb testing.TB, m proto.Message) []byte {
 	return b
 }
 
-// field encodes one field of bytes.
+// field encodes a field with bytes.
 func field(number protowire.Number, b ...byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), b)
 }
 
-// group encodes groups nested in each other.
+// group encodes nested groups.
 func group(depth int) []byte {
 	return append(bytes.Repeat([]byte{0x7b}, depth), bytes.Repeat([]byte{0x7c}, depth)...)
 }
 
-// oddities are messages in which protobuf's rules for what is unusual show.
+// oddities returns unusual messages that are valid or invalid by protobuf's rules.
 func oddities() map[string][]byte {
 	limit := func(b ...byte) []byte { return field(2, b...) }
 	return map[string][]byte{
@@ -304,7 +304,7 @@ func TestDecodeAgreesWithProtobuf(t *testing.T) {
 	}
 }
 
-// TestLargeCallsAreNotPooled: what a large request needed is not kept for others.
+// TestLargeCallsAreNotPooled checks that the memory of a large request is not pooled.
 func TestLargeCallsAreNotPooled(t *testing.T) {
 	entries := func(n int) []byte { return field(2, bytes.Repeat(field(1), n)...) }
 	for want, b := range map[bool][]byte{

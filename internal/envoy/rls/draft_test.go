@@ -28,7 +28,7 @@ descriptors:
   - {key: secret, rate_limit: {unit: minute, requests_per_unit: 1, headers: off}}
 `
 
-// draftHeaders returns the headers of an answer, as name: value.
+// draftHeaders formats the headers of an answer as name: value.
 func draftHeaders(m *ratelimitv3.RateLimitResponse) string {
 	var all []string
 	for _, h := range m.GetResponseHeadersToAdd() {
@@ -37,7 +37,7 @@ func draftHeaders(m *ratelimitv3.RateLimitResponse) string {
 	return strings.Join(all, "\n")
 }
 
-// A request that meets these keys gets these headers of the draft.
+// TestDraftHeaders tests the draft's headers for a request with certain keys.
 func TestDraftHeaders(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ keys, want string }{
@@ -64,8 +64,8 @@ func TestDraftHeaders(t *testing.T) {
 	}
 }
 
-// What has headers: off is told neither by headers of either format, nor by a body, nor by its status, of which a proxy would
-// make headers of its own.
+// TestUntold checks that the numbers of a rule with headers: off appear neither in headers of either format, nor in a body, nor in the
+// status, from which a proxy would derive headers.
 func TestUntold(t *testing.T) {
 	t.Parallel()
 	body, err := ParseBody("{{rule}} {{limit}} {{unit}} {{remaining}} {{retry_after}}")
@@ -93,7 +93,7 @@ func TestUntold(t *testing.T) {
 	}
 }
 
-// However many limits there are and whatever their names, both headers are lists of structured fields, and short.
+// TestDraftIsStructured checks that both headers are short lists of structured fields, for any number of limits with any names.
 func TestDraftIsStructured(t *testing.T) {
 	t.Parallel()
 	s := New(nil, Config{Headers: Headers{Enabled: true, Draft: true}})
@@ -119,8 +119,8 @@ func TestDraftIsStructured(t *testing.T) {
 	})
 }
 
-// structured returns how many items a list of strings with parameters has, read as RFC 9651 says, for parameters that are
-// integers or strings.
+// structured returns the number of items in a list of strings with parameters, parsed according to RFC 9651. Parameters must be integers
+// or strings.
 func structured(s string) (items int, err error) {
 	for {
 		if s, err = structuredString(s); err != nil {
@@ -154,7 +154,7 @@ func structured(s string) (items int, err error) {
 	}
 }
 
-// structuredString returns what is behind a string.
+// structuredString parses a string and returns the rest.
 func structuredString(s string) (rest string, err error) {
 	if !strings.HasPrefix(s, `"`) {
 		return s, fmt.Errorf("no string: %q", s)

@@ -24,7 +24,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// slowAnswer is the answer in Envoy's own types: what the encoder must come to, said without regard to speed.
+// slowAnswer returns the answer in Envoy's types. It is the slow, obvious twin of the encoder.
 func slowAnswer(c Config, r *limiter.Request, v *limiter.Verdict) *ratelimitv3.RateLimitResponse {
 	codes := map[bool]ratelimitv3.RateLimitResponse_Code{
 		false: ratelimitv3.RateLimitResponse_OK, true: ratelimitv3.RateLimitResponse_OVER_LIMIT,
@@ -267,31 +267,27 @@ func FuzzEncode(f *testing.F) {
 	f.Fuzz(rapid.MakeFuzz(encodeProperty))
 }
 
-// item is three per minute by that algorithm.
+// item returns a limit of three per minute with the algorithm a.
 func item(a engine.Algorithm) *descriptors.RateLimit {
 	return &descriptors.RateLimit{
 		RequestsPerUnit: 3, Unit: descriptors.Minute, Multiplier: 1, Limit: engine.Limit{Algorithm: a, Hits: 3, Window: 60_000_000},
 	}
 }
 
+// admitted is a request that is admitted once it has waited.
+func admitted(a engine.Algorithm, wait time.Duration) limiter.Status {
+	return limiter.Status{RateLimit: item(a), Remaining: 2, Decision: engine.Decision{Admitted: 1, Wait: wait, ResetAfter: time.Minute}}
+}
+
+// rejected is a limit, or a quota, that rejects for a time.
+func rejected(after time.Duration, quota bool) limiter.Status {
+	return limiter.Status{
+		Outcome: limiter.Rejected, Over: true, Quota: quota, RateLimit: item(engine.TokenBucket),
+		Decision: engine.Decision{ResetAfter: time.Hour, RetryAfter: after},
+	}
+}
+
 func TestHeaders(t *testing.T) {
-	admitted := func(a engine.Algorithm, wait time.Duration) limiter.Status {
-		return limiter.Status{RateLimit: item(a), Remaining: 2, Decision: engine.Decision{Admitted: 1, Wait: wait, ResetAfter: time.Minute}}
-	}
-	rejected := func(after time.Duration, quota bool) limiter.Status {
-		return limiter.Status{
-			Outcome: limiter.Rejected, Over: true, Quota: quota, RateLimit: item(engine.TokenBucket),
-			Decision: engine.Decision{ResetAfter: time.Hour, RetryAfter: after},
-		}
-	}
-	inGroup := func(group int, st limiter.Status) limiter.Status {
-		st.Group = group
-		return st
-	}
-	hidden := func(st limiter.Status) limiter.Status {
-		st.Rule = &descriptors.Rule{HeadersOff: true}
-		return st
-	}
 	on := Headers{Enabled: true, RetryAfter: "Retry-After"}
 	for _, tt := range []struct {
 		name string
@@ -336,80 +332,9 @@ func TestHeaders(t *testing.T) {
 			[]string{"Retry-After: 2"},
 		},
 		{
-			"retry when the last one gives way",
-			Headers{RetryAfter: "Retry-After"},
-			limiter.Verdict{Over: true, Statuses: []limiter.Status{rejected(7*time.Second, false), rejected(3*time.Second, false), rejected(90*time.Second, true)}},
-			[]string{"Retry-After: 7"},
-		},
-		{
-			"retry when what rejects alone gives way, as one group is open",
-			Headers{RetryAfter: "Retry-After"},
-			limiter.Verdict{Over: true, GroupBy: []string{"model"}, Groups: make([]limiter.QuotaGroup, 2), Statuses: []limiter.Status{
-				rejected(3*time.Second, false), inGroup(0, rejected(time.Hour, true)),
-			}},
-			[]string{"Retry-After: 3"},
-		},
-		{
-			"retry when the first group gives way, and what belongs to all",
-			Headers{RetryAfter: "Retry-After"},
-			limiter.Verdict{Over: true, GroupBy: []string{"model"}, Groups: make([]limiter.QuotaGroup, 2), Statuses: []limiter.Status{
-				inGroup(0, rejected(time.Hour, true)), inGroup(1, rejected(9*time.Second, true)), inGroup(1, rejected(7*time.Second, true)),
-				inGroup(limiter.AnyGroup, rejected(8*time.Second, true)),
-			}},
-			[]string{"Retry-After: 9"},
-		},
-		{
-			"retry when all that belong to all groups give way, where there are none",
-			Headers{RetryAfter: "Retry-After"},
-			limiter.Verdict{Over: true, GroupBy: []string{"model"}, Statuses: []limiter.Status{
-				inGroup(limiter.AnyGroup, rejected(3*time.Second, true)), inGroup(limiter.AnyGroup, rejected(8*time.Second, true)),
-			}},
-			[]string{"Retry-After: 8"},
-		},
-		{
-			"retry when the first quota gives way",
-			Headers{RetryAfter: "Retry-After"},
-			limiter.Verdict{Over: true, Statuses: []limiter.Status{rejected(7*time.Second, true), rejected(3*time.Second, true)}},
-			[]string{"Retry-After: 3"},
-		},
-		{
 			"no retry of what can never pass, whatever rejects it beside that", on,
 			limiter.Verdict{Over: true, Header: 1, Statuses: []limiter.Status{rejected(7*time.Second, false), rejected(engine.Never, false), rejected(9*time.Second, true)}},
 			[]string{"RateLimit-Limit: 3", "RateLimit-Remaining: 0", "RateLimit-Reset: 60"},
-		},
-		{
-			"no retry of what can never pass by a limit that is hidden",
-			Headers{RetryAfter: "Retry-After"},
-			limiter.Verdict{Over: true, Statuses: []limiter.Status{rejected(7*time.Second, false), hidden(rejected(engine.Never, false))}},
-			nil,
-		},
-		{
-			"retry when the first quota gives way that ever does",
-			Headers{RetryAfter: "Retry-After"},
-			limiter.Verdict{Over: true, Statuses: []limiter.Status{rejected(engine.Never, true), rejected(3*time.Second, true)}},
-			[]string{"Retry-After: 3"},
-		},
-		{
-			"no retry where no quota ever gives way",
-			Headers{RetryAfter: "Retry-After"},
-			limiter.Verdict{Over: true, Statuses: []limiter.Status{rejected(engine.Never, true), rejected(engine.Never, true)}},
-			nil,
-		},
-		{
-			"retry when the first group gives way that ever does",
-			Headers{RetryAfter: "Retry-After"},
-			limiter.Verdict{Over: true, GroupBy: []string{"model"}, Groups: make([]limiter.QuotaGroup, 2), Statuses: []limiter.Status{
-				inGroup(0, rejected(engine.Never, true)), inGroup(1, rejected(9*time.Second, true)),
-			}},
-			[]string{"Retry-After: 9"},
-		},
-		{
-			"no retry where no group ever gives way",
-			Headers{RetryAfter: "Retry-After"},
-			limiter.Verdict{Over: true, GroupBy: []string{"model"}, Groups: make([]limiter.QuotaGroup, 1), Statuses: []limiter.Status{
-				inGroup(0, rejected(engine.Never, true)), inGroup(0, rejected(9*time.Second, true)),
-			}},
-			nil,
 		},
 		{
 			"no retry where it passes all the same",
@@ -419,17 +344,66 @@ func TestHeaders(t *testing.T) {
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var m ratelimitv3.RateLimitResponse
-			a := encoded(New(nil, Config{Headers: tt.h}), &limiter.Request{}, &tt.v)
-			if err := proto.Unmarshal(a, &m); err != nil {
-				t.Fatal(err)
-			}
-			var got []string
-			for _, h := range m.GetResponseHeadersToAdd() {
-				got = append(got, h.GetKey()+": "+h.GetValue())
-			}
+			_, got := headersOf(answered(t, New(nil, Config{Headers: tt.h}), &limiter.Request{}, &tt.v))
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestRetryAfter: a rejected request passes when every limit has given way, and one quota, or in each group that is open all of its quotas.
+func TestRetryAfter(t *testing.T) {
+	limit := func(after time.Duration) limiter.Status { return rejected(after, false) }
+	quota := func(after time.Duration) limiter.Status { return rejected(after, true) }
+	of := func(group int, after time.Duration) limiter.Status {
+		st := quota(after)
+		st.Group = group
+		return st
+	}
+	hidden := limit(engine.Never)
+	hidden.Rule = &descriptors.Rule{HeadersOff: true}
+	const (
+		second = time.Second
+		never  = engine.Never
+	)
+	type statuses []limiter.Status
+	for _, tt := range []struct {
+		name   string
+		want   string
+		groups []limiter.QuotaGroup // nil without group_by
+		of     statuses
+	}{
+		{"the last limit", "7", nil, statuses{limit(7 * second), limit(3 * second), quota(90 * second)}},
+		{"the first quota", "3", nil, statuses{quota(7 * second), quota(3 * second)}},
+		{"the first quota that ever does", "3", nil, statuses{quota(never), quota(3 * second)}},
+		{"no quota ever does", "", nil, statuses{quota(never), quota(never)}},
+		{"a limit that is hidden never does", "", nil, statuses{limit(7 * second), hidden}},
+		{"one group is open", "3", make([]limiter.QuotaGroup, 2), statuses{limit(3 * second), of(0, time.Hour)}},
+		{
+			"the first group, and what belongs to all", "9", make([]limiter.QuotaGroup, 2),
+			statuses{of(0, time.Hour), of(1, 9*second), of(1, 7*second), of(limiter.AnyGroup, 8*second)},
+		},
+		{
+			"all that belong to all groups, where there are none", "8",
+			[]limiter.QuotaGroup{},
+			statuses{of(limiter.AnyGroup, 3*second), of(limiter.AnyGroup, 8*second)},
+		},
+		{"the first group that ever does", "9", make([]limiter.QuotaGroup, 2), statuses{of(0, never), of(1, 9*second)}},
+		{"no group ever does", "", make([]limiter.QuotaGroup, 1), statuses{of(0, never), of(0, 9*second)}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			v := limiter.Verdict{Over: true, Groups: tt.groups, Statuses: tt.of}
+			if tt.groups != nil {
+				v.GroupBy = []string{"model"}
+			}
+			var want []string
+			if tt.want != "" {
+				want = []string{"Retry-After: " + tt.want}
+			}
+			s := New(nil, Config{Headers: Headers{RetryAfter: "Retry-After"}})
+			if _, got := headersOf(answered(t, s, &limiter.Request{}, &v)); !slices.Equal(got, want) {
+				t.Errorf("got %q, want %q", got, want)
 			}
 		})
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 )
 
-// However long the values of a request, and whatever they become as valid UTF-8 or in JSON, clients with the usual limits
-// take the answer. Short texts remain whole, and what is cut says so.
+// TestG11_LongAnswers checks that clients with default limits accept the answer, regardless of the length of the request's values and of
+// their expansion to valid UTF-8 and JSON. Short texts are complete, and shortened ones are marked.
 func TestG11_LongAnswers(t *testing.T) {
 	w := start(t, threePerHour, Config{DecisionMetadata: true})
 	ask := func(values ...string) []byte {
@@ -25,7 +25,7 @@ func TestG11_LongAnswers(t *testing.T) {
 		return message
 	}
 	bad := strings.Repeat("\xffa", 3<<19)  // 3 MiB, or twice as much as valid UTF-8
-	fits := strings.Repeat("x", 3_000_000) // less than what is left to texts
+	fits := strings.Repeat("x", 3_000_000) // less than the space for texts
 	for _, tt := range []struct {
 		name   string
 		values []string
@@ -54,7 +54,8 @@ func TestG11_LongAnswers(t *testing.T) {
 			whole := "user=" + strings.ToValidUTF8(tt.values[i], "\uFFFD")
 			got := d.(map[string]any)["entries"].([]any)[0].(string)
 			if begin, shortened := strings.CutSuffix(got, "…"); got != whole && (!shortened || len(got) < 20_000 || !strings.HasPrefix(whole, begin)) {
-				t.Errorf("%s: value %d became %.20q… of %d bytes; want %.20q… of %d, or a long part of it and an ellipsis", tt.name, i, got, len(got), whole, len(whole))
+				t.Errorf("%s: value %d became %.20q… of %d bytes; want %.20q… of %d, or a long part of it and an ellipsis",
+					tt.name, i, got, len(got), whole, len(whole))
 			}
 		}
 	}
@@ -70,7 +71,7 @@ func TestG11_LongAnswers(t *testing.T) {
 	}
 }
 
-// If what the rules say of themselves is too long already, the metadata say only that they are truncated.
+// TestG11_LongRules checks that if the rules' metadata are too long, the metadata contain only the field truncated.
 func TestG11_LongRules(t *testing.T) {
 	rules, ask := "domain: shop\ndescriptors:\n", make([]string, 5)
 	for i := range ask {
@@ -85,7 +86,7 @@ func TestG11_LongRules(t *testing.T) {
 	}
 }
 
-// If the request has very many entries, the metadata say only that they are truncated.
+// TestG12_ManyEntries checks that if the request has very many entries, the metadata contain only the field truncated.
 func TestG12_ManyEntries(t *testing.T) {
 	w := start(t, threePerHour, Config{DynamicMetadata: true})
 	for per, whole := range map[int]bool{16: true, 17: false} {

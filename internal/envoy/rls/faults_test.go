@@ -25,7 +25,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// The tests named G1 to G38 are the rows of docs/faults.md about ShouldRateLimit, by their numbers.
+// The tests named G1 to G38 correspond to the rows about ShouldRateLimit in docs/faults.md.
 
 const threePerHour = `
 domain: shop
@@ -36,19 +36,18 @@ descriptors:
 func hits(n uint64) *wrapperspb.UInt64Value { return wrapperspb.UInt64(n) }
 
 func TestG01_EmptyDomain(t *testing.T) {
-	w := start(t, threePerHour, Config{})
-	_, err := w.ShouldRateLimit(t.Context(), request("", "user=a"))
-	wantCode(t, err, codes.InvalidArgument)
-	if text := status.Convert(err).Message(); text != "rate limit domain must not be empty" {
-		t.Errorf("text: %s", text)
-	}
+	wantInvalid(t, request("", "user=a"), "rate limit domain must not be empty")
 }
 
 func TestG02_NoDescriptors(t *testing.T) {
-	w := start(t, threePerHour, Config{})
-	_, err := w.ShouldRateLimit(t.Context(), request("shop"))
+	wantInvalid(t, request("shop"), "rate limit descriptor list must not be empty")
+}
+
+func wantInvalid(t *testing.T, r *ratelimitv3.RateLimitRequest, want string) {
+	t.Helper()
+	_, err := start(t, threePerHour, Config{}).ShouldRateLimit(t.Context(), r)
 	wantCode(t, err, codes.InvalidArgument)
-	if text := status.Convert(err).Message(); text != "rate limit descriptor list must not be empty" {
+	if text := status.Convert(err).Message(); text != want {
 		t.Errorf("text: %s", text)
 	}
 }
@@ -67,7 +66,7 @@ func TestG03_NoMessage(t *testing.T) {
 			_, err := w.send(message)
 			wantCode(t, err, codes.InvalidArgument)
 
-			const aside = 4096 // a call
+			const aside = 4096 // per call
 			allocated, took := least(func() { _, _ = decodeBytes(message) })
 			if allocated > uint64(len(message))+aside {
 				t.Errorf("%d bytes allocated for %d", allocated, len(message))
@@ -80,8 +79,8 @@ func TestG03_NoMessage(t *testing.T) {
 	w.want("OK 2", request("shop", "user=a"))
 }
 
-// least is how many bytes f allocates, and how long it takes. What else the machine does meanwhile counts too, so it is the
-// least of some tries.
+// least returns the bytes that f allocates and its duration. Both are the minimum of several runs, because other activity of the machine
+// counts too.
 func least(f func()) (allocated uint64, took time.Duration) {
 	allocated, took = math.MaxUint64, math.MaxInt64
 	for range 10 {
@@ -159,7 +158,7 @@ descriptors:
 	w.want("OK 0 OVER_LIMIT 0", request("shop", "user=b", "user=b"))
 }
 
-// strange are values that were someone's separators.
+// strange returns values that other software uses as separators.
 func strange() []string {
 	all := []string{"a_b", "a|b", "a:b", "a.b", "a/b", `a\b`, "a,b", "a;b", "a=b", "a*b", "a%b", `a"b`, "a'b", "a b", "a\x00b", "a\rb", "a\nb", "a\x1bb", "a\u2028b", "a\u202eb"}
 	for _, v := range all {
@@ -176,6 +175,9 @@ descriptors:
   - key: user
     detailed_metric: true
     rate_limit: {unit: hour, requests_per_unit: 1}
+  - key: seen
+    value_to_metric: true
+    rate_limit: {unit: hour, requests_per_unit: 1}
   - key: user_a
     rate_limit: {unit: hour, requests_per_unit: 1}
     descriptors: [{key: b, rate_limit: {unit: hour, requests_per_unit: 1}}]
@@ -183,12 +185,13 @@ descriptors:
 	for _, v := range strange() {
 		r := &ratelimitv3.RateLimitRequest{Domain: "shop", Descriptors: []*commonv3.RateLimitDescriptor{
 			{Entries: []*commonv3.RateLimitDescriptor_Entry{{Key: "user", Value: v}}},
+			{Entries: []*commonv3.RateLimitDescriptor_Entry{{Key: "seen", Value: v}}},
 		}}
-		w.want("OK 0", r)
-		w.want("OVER_LIMIT 0", r)
+		w.want("OK 0 OK 0", r)
+		w.want("OVER_LIMIT 0 OVER_LIMIT 0", r)
 	}
 	w.want("OK 0", request("shop", "user=a_c"))
-	w.want("OK 0", request("shop", "user_a=c")) // the reference's key is the same
+	w.want("OK 0", request("shop", "user_a=c")) // the reference has the same key
 	for _, line := range w.series() {
 		if strings.ContainsAny(strings.TrimSuffix(line, "\n"), "\r\n\x00\x1b") || !strings.HasSuffix(line, "\n") {
 			t.Errorf("a value breaks a line: %q", line)
@@ -201,7 +204,7 @@ func TestG09_HashTagsInValues(t *testing.T) {
 	for _, v := range []string{"{x}1", "{x}2", "{x}", "x", "{}x", "}{", "{x"} {
 		w.want("OK 2", request("shop", "user="+v))
 	}
-	if _, keys := w.store.asked(); keys != 7 { // 16 bytes of a hash each, which no value chooses
+	if _, keys := w.store.asked(); keys != 7 { // hashes of 16 bytes, whose size does not depend on values
 		t.Errorf("%d keys, want 7", keys)
 	}
 }
@@ -214,12 +217,12 @@ func TestG10_InvalidUTF8(t *testing.T) {
 	}
 	for _, tt := range []struct{ domain, key, value, want string }{
 		{"shop", "user", "\xff", "OK 2"},
-		{"shop", "user", "\xfe", "OK 2"}, // another value, though it reads the same in the answer
+		{"shop", "user", "\xfe", "OK 2"}, // another value, although it looks the same in the answer
 		{"shop", "user", "\xff", "OK 1"},
 		{"shop", "us\xffer", "x", "OK 0"},
 		{"sh\xffop", "user", "x", "OK 0"},
 	} {
-		answer, err := w.send(message(tt.domain, tt.key, tt.value)) // that it can be parsed says that it is UTF-8
+		answer, err := w.send(message(tt.domain, tt.key, tt.value)) // parsing it requires valid UTF-8
 		if err != nil || statuses(answer) != tt.want {
 			t.Errorf("%q %q %q: %v, %v, want %s", tt.domain, tt.key, tt.value, answer, err, tt.want)
 		}
@@ -303,7 +306,7 @@ func TestG14_MessageSize(t *testing.T) {
 	}
 	_, err := w.send(make([]byte, grpcserver.MaxMessage+1))
 	wantCode(t, err, codes.ResourceExhausted)
-	// grpc answers before the handler knows.
+	// grpc answers before the handler returns.
 	testkit.Eventually(t, "one bad request is counted", func() bool { return w.bad() == 1 })
 	header := request("shop", slices.Repeat([]string{"user=" + strings.Repeat("a", 60_000)}, 128)...)
 	_, err = w.ShouldRateLimit(t.Context(), header)
@@ -358,7 +361,7 @@ func TestG18_HugeHits(t *testing.T) {
 		}
 		w.want("OVER_LIMIT 0 OVER_LIMIT 0", huge)
 		one := request("shop", fmt.Sprintf("user=u%d", i), fmt.Sprintf("bucket=u%d", i))
-		w.want("OVER_LIMIT 0 OK 2", one) // a fixed window counts what it rejected, a bucket does not
+		w.want("OVER_LIMIT 0 OK 2", one) // a fixed window counts rejected hits; a bucket does not
 	}
 }
 
@@ -371,14 +374,14 @@ func TestG19_FullCounter(t *testing.T) {
 	}
 }
 
-// override is a request that brings a limit along.
+// override returns a request that contains a limit.
 func override(entry string, n uint32, unit int32) *ratelimitv3.RateLimitRequest {
 	r := request("shop", entry)
 	r.Descriptors[0].Limit = &commonv3.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: n, Unit: typev3.RateLimitUnit(unit)}
 	return r
 }
 
-// wantIgnored expects an override to count for nothing but a counter, and the rule to decide.
+// wantIgnored expects an override to affect only a counter of metrics, and the rule to decide.
 func wantIgnored(t *testing.T, unit int32) {
 	t.Helper()
 	w := start(t, threePerHour, Config{})
@@ -420,7 +423,7 @@ func TestG24_OverrideChanges(t *testing.T) {
 	const second, hour = 1, 3
 	w := start(t, threePerHour, Config{})
 	w.want("OK 4", override("user=a", 5, hour))
-	w.want("OK 4", override("user=a", 5, second)) // a window of its own
+	w.want("OK 4", override("user=a", 5, second)) // in another window
 	w.want("OK 8", override("user=a", 10, hour))  // a changed number keeps the count
 	w.want("OK 8", override("user=a", 10, second))
 }
@@ -435,7 +438,7 @@ func TestG26_ManyOverrides(t *testing.T) {
 	w := start(t, threePerHour, Config{})
 	w.ask(override("user=a", 10, 3))
 	w.ask(override("user=a", 1, 3)) // rejected
-	w.ask(override("user=a", 3, 3)) // nearly
+	w.ask(override("user=a", 3, 3)) // almost consumes the limit
 	before := len(w.series())
 	for i := range uint32(50_000) {
 		inProcess(t, w.service, override("user=a", i, int32(i%7)+1))

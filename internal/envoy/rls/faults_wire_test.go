@@ -28,24 +28,25 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// outcome is how a call ended that was made with bare HTTP/2 frames.
+// outcome is the result of a call made with HTTP/2 frames.
 type outcome struct {
 	http, grpc string        // :status and grpc-status
 	reset      http2.ErrCode // of RST_STREAM
-	closed     bool          // the connection is gone
+	closed     bool          // the connection was closed
 }
 
-// rejected reports whether there was no answer.
+// rejected reports whether the call got no answer.
 func (o outcome) rejected() bool {
 	return o.closed || o.reset != 0 || o.grpc != "0" && o.grpc != ""
 }
 
-// framed prefixes a message as gRPC does.
+// framed adds gRPC's prefix to a message.
 func framed(compressed byte, message []byte) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{compressed}, uint32(len(message))), message...)
 }
 
-// headers are those of a call of ShouldRateLimit; an empty value takes one out, and others are added.
+// headers returns the headers of a call of ShouldRateLimit, with the given changes. An empty value removes a header; unknown ones are
+// added.
 func headers(changed ...string) [][2]string {
 	all := [][2]string{
 		{":method", "POST"},
@@ -68,7 +69,7 @@ next:
 	return all
 }
 
-// bare makes one call on a connection of its own. Nil data ends the stream with its headers.
+// bare makes one call on its own connection. Nil data ends the stream with its headers.
 func (w *world) bare(headers [][2]string, data []byte) (o outcome) {
 	w.t.Helper()
 	stream := encodeCall(headers, data)
@@ -80,7 +81,7 @@ func (w *world) bare(headers [][2]string, data []byte) (o outcome) {
 	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		w.t.Fatal(err)
 	}
-	go func() { _, _ = c.Write(stream) }() // what the server no longer wants to read is lost
+	go func() { _, _ = c.Write(stream) }() // data that the server does not read are lost
 	fr := http2.NewFramer(c, c)
 	fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	for {
@@ -115,14 +116,14 @@ func (w *world) bare(headers [][2]string, data []byte) (o outcome) {
 	}
 }
 
-// encodeCall is all that a client sends for a call.
+// encodeCall encodes everything that a client sends for a call.
 func encodeCall(headers [][2]string, data []byte) []byte {
 	var block bytes.Buffer
 	enc := hpack.NewEncoder(&block)
 	enc.SetMaxDynamicTableSize(0)
 	for _, h := range headers {
 		if h[1] != "" {
-			_ = enc.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}) // to a buffer
+			_ = enc.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}) // writes to a buffer
 		}
 	}
 	var out bytes.Buffer
@@ -149,7 +150,7 @@ func TestBareCallsWork(t *testing.T) {
 	}
 }
 
-// late is a context whose deadline has passed and whose timer has not noticed.
+// late is a context whose deadline has passed without its timer firing.
 type late struct {
 	context.Context //nolint:containedctx // it is one
 	deadline        time.Time
@@ -178,7 +179,7 @@ func TestG28_DeadlinePassed(t *testing.T) {
 		c.message = marshal(t, request("shop", "user=a"))
 		wantCode(t, w.service.status(ctx, w.service.answer(ctx, c, new(answer), time.Now())), codes.DeadlineExceeded)
 		x := &exchange{message: mem.SliceBuffer(marshal(t, request("shop", "user=a")))}
-		wantCode(t, w.service.respond(ctx, new(admission.Source), x, time.Second, time.Now()), codes.DeadlineExceeded) // there was no time to read it sooner
+		wantCode(t, w.service.respond(ctx, new(admission.Source), x, time.Second, time.Now()), codes.DeadlineExceeded) // it could not be read earlier
 	}
 	if ops, _ := w.store.asked(); ops != 0 {
 		t.Errorf("the store was asked %d times", ops)
@@ -292,7 +293,7 @@ func TestG34_NoAuthority(t *testing.T) {
 	w.want("OK 2", request("shop", "user=a"))
 }
 
-// wantClosed writes text to address and expects the connection to be closed in answer.
+// wantClosed writes text to address and expects the server to close the connection.
 func wantClosed(t *testing.T, address string, text []byte) {
 	t.Helper()
 	c, err := net.Dial("tcp", address)
@@ -321,7 +322,7 @@ func TestG35_AnotherProtocol(t *testing.T) {
 	http1 := []byte("POST /json HTTP/1.1\r\nHost: ratelimit\r\nContent-Length: 2\r\n\r\n{}")
 	t.Run("HTTP/1", func(t *testing.T) { wantClosed(t, w.address, http1) })
 	t.Run("TLS to plain text", func(t *testing.T) {
-		d := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // it must not come to that
+		d := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // the handshake must fail
 		if c, err := d.DialContext(t.Context(), "tcp", w.address); err == nil || isTimeout(err) {
 			t.Errorf("dialling = %v, %v", c, err)
 		}
@@ -364,7 +365,7 @@ func TestG38_HealthIsNeverShed(t *testing.T) {
 		inside.Add(1)
 		<-release
 	}
-	const busy = 500 // more than there are workers
+	const busy = 500 // more than the number of workers
 	answered := make(chan error, busy)
 	for range busy {
 		go func() {

@@ -53,6 +53,9 @@ func appendNumbers(b []byte, list protowire.Number, v *limiter.Verdict, names [3
 	st := &v.Statuses[v.Header]
 	b = appendHeader(b, list, names[0], int64(st.RateLimit.Number()))
 	b = appendHeader(b, list, names[1], int64(remaining(st)))
+	if st.Endless() && list == responseHeaders { // the upstream gets it, so that no client can set it
+		return b
+	}
 	return appendHeader(b, list, names[2], st.ResetSeconds())
 }
 

@@ -1,16 +1,24 @@
 package rls
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 
 	"github.com/ratelimitd/ratelimitd/internal/process/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/process/netlimit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 )
 
 func TestListenUnix(t *testing.T) {
@@ -55,9 +63,7 @@ func TestListenUnix(t *testing.T) {
 	})
 	t.Run("something else", func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "precious")
-		if err := os.WriteFile(file, []byte("data"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.WriteFile(t, file, "data")
 		if l, err := netlimit.ListenUnix(t.Context(), file, netlimit.GroupMode); err == nil || !strings.Contains(err.Error(), "something else") {
 			t.Errorf("ListenUnix = %v, %v", l, err)
 		}
@@ -79,5 +85,41 @@ func TestListenTCPIsAlone(t *testing.T) {
 	}()
 	if second, err := netlimit.ListenTCP(t.Context(), l.Addr().String()); err == nil {
 		t.Errorf("a second server listens on %v too", second.Addr())
+	}
+}
+
+// serverTLS is a configuration for 127.0.0.1, and who trusts it.
+func serverTLS(t *testing.T) (*tls.Config, *x509.CertPool) {
+	t.Helper()
+	ca := certstest.NewCA(t, "ca")
+	pair := ca.Issue(t, x509.Certificate{})
+	return &tls.Config{Certificates: []tls.Certificate{pair.TLS(t)}, MinVersion: tls.VersionTLS12}, ca.Pool()
+}
+
+// A failed handshake is reported with the client's address, and does not affect others.
+func TestHandshakesThatFail(t *testing.T) {
+	config, pool := serverTLS(t)
+	var mu sync.Mutex
+	var told []string
+	server := newServer(New(decideFunc(allow), Config{}), grpcserver.Config{TLS: config, Handshake: func(peer net.Addr, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		told = append(told, peer.String()+": "+err.Error())
+	}})
+	address := serve(t, server)
+	good := ratelimitv3.NewRateLimitServiceClient(dial(t, address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})))) //nolint:gosec // the server says which version
+	if _, err := good.ShouldRateLimit(t.Context(), request("d", "k=v")); err != nil {
+		t.Fatal(err)
+	}
+	_, err := ratelimitv3.NewRateLimitServiceClient(dial(t, address)).ShouldRateLimit(t.Context(), request("d", "k=v"))
+	wantCode(t, err, codes.Unavailable)
+	if _, err := good.ShouldRateLimit(t.Context(), request("d", "k=v")); err != nil {
+		t.Error(err)
+	}
+	server.Stop() // after which no handshake is under way
+	mu.Lock()
+	defer mu.Unlock()
+	if len(told) == 0 || !strings.HasPrefix(told[0], "127.0.0.1:") || !strings.Contains(told[0], "TLS handshake") {
+		t.Errorf("told %q", told)
 	}
 }

@@ -38,7 +38,7 @@ func (s *Service) appendMetadata(b []byte, r *limiter.Request, v *limiter.Verdic
 	texts := textsOf(r)
 	room := maxAnswer - metadataFrame - len(b)
 	if len(v.Groups) > 0 { // groups repeat entries
-		room /= 2 // groups repeat entries
+		room /= 2
 	}
 	cut := shorten(texts, room)
 	all := map[string]*structpb.Value{"domain": structpb.NewStringValue(texts[0])}

@@ -2,5 +2,5 @@
 
 package rls
 
-// slowdown is none without the race detector.
+// slowdown is the factor of the race detector, which is disabled.
 const slowdown = 1

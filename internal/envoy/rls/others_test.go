@@ -17,8 +17,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// Calls of health, and of methods that do not exist, whose headers come and nothing else, are bounded in number and in time.
-// They keep no other client out, and a call whose message has come may take as long as it likes.
+// TestG42_OtherCallsWithoutMessage checks that calls of health and of unknown methods that send only headers are bounded in number and
+// time. They keep no other client from connecting, and a call with a message may take any time.
 func TestG42_OtherCallsWithoutMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, service := testkit.NewPipes(), New(decideFunc(allow), Config{})

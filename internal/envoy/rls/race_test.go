@@ -2,5 +2,5 @@
 
 package rls
 
-// slowdown is how many times as long as without the race detector something may take.
+// slowdown is the factor by which the race detector may slow down a test.
 const slowdown = 20

@@ -36,10 +36,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long a test waits for what should come at once.
+// patience is the maximum wait for events that are usually immediate.
 const patience = 30 * time.Second
 
-// decideFunc is a Decider for what a limiter does not do: fail, panic, wait.
+// decideFunc is a Decider with behavior that a limiter lacks: failures, panics, waits.
 type decideFunc func(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error
 
 // Decide implements Decider.
@@ -65,7 +65,7 @@ func serve(t *testing.T, server *grpcserver.Server) (address string) {
 	return l.Addr().String()
 }
 
-// newServer returns a server of s.
+// newServer returns a server with service s.
 func newServer(s *Service, c grpcserver.Config) *grpcserver.Server {
 	c.Registry, c.Log = s.config.Registry, s.config.Log
 	return grpcserver.New(s, c)
@@ -96,7 +96,7 @@ func dial(t *testing.T, target string, options ...grpc.DialOption) *grpc.ClientC
 	return conn
 }
 
-// caller calls a server.
+// caller is a client of a server.
 type caller struct {
 	ratelimitv3.RateLimitServiceClient
 }
@@ -106,7 +106,7 @@ func client(t *testing.T, s *grpcserver.Server) caller {
 	return caller{ratelimitv3.NewRateLimitServiceClient(dial(t, serve(t, s)))}
 }
 
-// request is one descriptor of one entry for each k=v.
+// request returns a request with one descriptor per k=v.
 func request(domain string, pairs ...string) *ratelimitv3.RateLimitRequest {
 	r := &ratelimitv3.RateLimitRequest{Domain: domain}
 	for _, p := range pairs {
@@ -115,7 +115,7 @@ func request(domain string, pairs ...string) *ratelimitv3.RateLimitRequest {
 	return r
 }
 
-// descriptor is made of entries k=v, separated by commas.
+// descriptor returns a descriptor with entries k=v, separated by commas.
 func descriptor(pairs string) *commonv3.RateLimitDescriptor {
 	d := &commonv3.RateLimitDescriptor{}
 	for e := range strings.SplitSeq(pairs, ",") {
@@ -170,7 +170,7 @@ func TestErrors(t *testing.T) {
 		{limiter.ErrTooManyEntries, codes.InvalidArgument, "a descriptor may have at most 256 entries", 400},
 		{limiter.ErrNoRules, codes.Unavailable, "no rate limit configuration loaded: a.yaml:3: no such unit", 400},
 		{backend, codes.Unavailable, backend.Error(), 503},
-		{context.DeadlineExceeded, codes.Unavailable, "context deadline exceeded", 503}, // the store's, not the caller's
+		{context.DeadlineExceeded, codes.Unavailable, "context deadline exceeded", 503}, // the backend's deadline, not the caller's
 	} {
 		t.Run(tt.text, func(t *testing.T) {
 			s := New(decideFunc(func(context.Context, *limiter.Request, *limiter.Verdict) error { return fmt.Errorf("%w", tt.err) }),
@@ -189,11 +189,11 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestPanicAroundDecisions: what panics before or after a call is decided costs the call, and not the process; nor does the connection
-// hang, of which grpc holds the lock while a call arrives.
+// TestPanicAroundDecisions checks that a panic before or after the decision fails the call but not the process. The connection, whose
+// lock grpc holds while a call arrives, must not hang either.
 func TestPanicAroundDecisions(t *testing.T) {
 	full := admission.New(time.Minute)
-	for full.Enter(0) { // so that a call has to wait for its turn, for which its domain is looked up
+	for full.Enter(0) { // fills the gate, so that a call must wait for its turn, for which its domain is determined
 	}
 	for name, wrap := range map[string]func(*Service) grpcserver.Service{
 		"arrival": func(s *Service) grpcserver.Service { return panicking{s} },
@@ -220,7 +220,7 @@ func TestPanicAroundDecisions(t *testing.T) {
 	}
 }
 
-// panicking is a service that does not survive the headers of a call.
+// panicking is a service that panics on the headers of a call.
 type panicking struct{ *Service }
 
 func (panicking) LetIn(*netlimit.Conn) error { panic("injected") }
@@ -241,12 +241,15 @@ func TestPanicIsOneCallsTrouble(t *testing.T) {
 	server := newServer(s, grpcserver.Config{})
 	server.RegisterService(&grpc.ServiceDesc{
 		ServiceName: "test.Panicking",
-		Methods: []grpc.MethodDesc{{MethodName: "Unary", Handler: func(_ any, ctx context.Context, dec func(any) error, chain grpc.UnaryServerInterceptor) (any, error) {
-			if err := dec(new(emptypb.Empty)); err != nil {
-				return nil, err
-			}
-			return chain(ctx, nil, &grpc.UnaryServerInfo{FullMethod: "/test.Panicking/Unary"}, func(context.Context, any) (any, error) { panic("unary") })
-		}}},
+		Methods: []grpc.MethodDesc{{
+			MethodName: "Unary",
+			Handler: func(_ any, ctx context.Context, dec func(any) error, chain grpc.UnaryServerInterceptor) (any, error) {
+				if err := dec(new(emptypb.Empty)); err != nil {
+					return nil, err
+				}
+				return chain(ctx, nil, &grpc.UnaryServerInfo{FullMethod: "/test.Panicking/Unary"}, func(context.Context, any) (any, error) { panic("unary") })
+			},
+		}},
 		Streams: []grpc.StreamDesc{{StreamName: "Stream", ServerStreams: true, Handler: func(any, grpc.ServerStream) error { panic("stream") }}},
 	}, nil)
 	conn := dial(t, serve(t, server))
@@ -322,7 +325,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// Watchers of health get each change, under both names.
+// TestHealthIsWatched checks that watchers of health receive each change, under both names.
 func TestHealthIsWatched(t *testing.T) {
 	server := newServer(New(decideFunc(allow), Config{}), grpcserver.Config{})
 	c := healthpb.NewHealthClient(dial(t, serve(t, server)))
@@ -355,7 +358,7 @@ func TestHealthIsWatched(t *testing.T) {
 	next(watch, healthpb.HealthCheckResponse_SERVICE_UNKNOWN)
 }
 
-// TestShutdownEndsWatches has a client watch health without end, which by itself would block a graceful stop.
+// TestShutdownEndsWatches shuts down during a client's endless watch of health, which would block a graceful stop.
 func TestShutdownEndsWatches(t *testing.T) {
 	release, entered := make(chan struct{}), make(chan struct{})
 	server := newServer(New(decideFunc(func(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error {
@@ -397,7 +400,7 @@ func TestShutdownEndsWatches(t *testing.T) {
 	<-stopped
 }
 
-// TestShutdownIsBounded has a call that only ends with its context.
+// TestShutdownIsBounded shuts down during a call that ends only with its context.
 func TestShutdownIsBounded(t *testing.T) {
 	entered, left := make(chan struct{}), atomic.Bool{}
 	server := newServer(New(decideFunc(func(ctx context.Context, _ *limiter.Request, _ *limiter.Verdict) error {
@@ -431,7 +434,7 @@ func TestReflection(t *testing.T) {
 				t.Fatal(err)
 			}
 			ask := func(r *reflectionpb.ServerReflectionRequest) (*reflectionpb.ServerReflectionResponse, error) {
-				if err := stream.Send(r); err != nil && !errors.Is(err, io.EOF) { // EOF: Recv says why
+				if err := stream.Send(r); err != nil && !errors.Is(err, io.EOF) { // EOF: Recv returns the reason
 					return nil, err
 				}
 				return stream.Recv()

@@ -12,20 +12,21 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// service answers from counters in memory at noon, by these rules.
+// service returns a Service with these rules and counters in memory, at noon.
 func service(t *testing.T, rules string, l limiter.Config, c Config) *Service {
 	t.Helper()
 	limits := limiter.New(memory.New(memory.Config{Now: atNoon}), stats.New(), l)
-	limits.SetRules(load(t, rules))
+	limits.SetRules(rulefiletest.Load(t, rules))
 	return New(limits, c)
 }
 
-// TestNeverPasses: whatever the algorithm, a request that can never pass is not told when to come again, and a proxy, which tells
-// that from duration_until_reset, tells it a window, or the rest of one.
+// TestNeverPasses checks, for each algorithm, that a request that can never be admitted gets no time for a retry. duration_until_reset,
+// from which proxies derive that time, is then a window or the rest of one.
 func TestNeverPasses(t *testing.T) {
 	t.Parallel()
 	c := Config{
@@ -35,13 +36,13 @@ func TestNeverPasses(t *testing.T) {
 	}
 	for a := range engine.Algorithms() {
 		rest := 3600 * time.Second
-		if a == engine.FixedWindow { // which began half a second ago
+		if a == engine.FixedWindow { // the window began half a second ago
 			rest = rest - 500*time.Millisecond
 		}
 		for _, tt := range []struct {
 			limit uint32
 			hits  uint64
-			used  uint64 // before
+			used  uint64 // before the request
 		}{{10, 11, 0}, {10, 11, 10}, {0, 1, 0}, {0, 0, 1}, {10, 1 << 60, 0}} {
 			s := service(t, fmt.Sprintf("domain: shop\ndescriptors:\n- {key: k, rate_limit: {unit: hour, requests_per_unit: %d, algorithm: %s}}", tt.limit, a), limiter.Config{}, c)
 			r := request("shop", "k")
@@ -72,7 +73,7 @@ func TestNeverPasses(t *testing.T) {
 	}
 }
 
-// TestNeverOfSeveral: where one of rate_limits never admits the request, it is the strictest, however long another one rejects.
+// TestNeverOfSeveral checks that a limit of a list that never admits the request is the strictest, however long another one rejects.
 func TestNeverOfSeveral(t *testing.T) {
 	t.Parallel()
 	const rules = "domain: shop\ndescriptors:\n- {key: k, rate_limits: [{unit: day, requests_per_unit: 20}, {unit: minute, requests_per_unit: 5, algorithm: token_bucket}]}"
@@ -100,8 +101,8 @@ descriptors:
 - {key: other, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 9}}
 `
 
-// TestUpstreamHeaders: headers of requests describe the limit that those of responses do, whether those are on or not, in whatever
-// format, and whatever the verdict; and one says which rule is over in shadow mode.
+// TestUpstreamHeaders checks that headers of upstream requests describe the same limit as those of responses, whether the latter are
+// enabled or not, in any format and for any verdict, and that one names the rule that is over in shadow mode.
 func TestUpstreamHeaders(t *testing.T) {
 	t.Parallel()
 	var on, named Headers
@@ -115,7 +116,7 @@ func TestUpstreamHeaders(t *testing.T) {
 		headers           Headers
 		limiter           limiter.Config
 		keys              []string
-		request, response []string // of the second answer
+		request, response []string // in the second answer
 	}{
 		{name: "off", headers: Headers{}, keys: []string{"wide"}},
 		{name: "within", headers: on, keys: []string{"wide"}, request: []string{"RateLimit-Limit: 9", "RateLimit-Remaining: 7", "RateLimit-Reset: 3600"}},
@@ -137,7 +138,10 @@ func TestUpstreamHeaders(t *testing.T) {
 		{name: "a shadow rule beside a rejection", headers: shadow, keys: []string{"tight", "tested"}, request: []string{"X-Shadow: shop.tested"}},
 		{name: "no shadow rule", headers: shadow, keys: []string{"wide", "tight"}},
 		{name: "a quota that is over", headers: shadow, keys: []string{"bucket", "other"}},
-		{name: "shadow mode of the server", headers: shadow, limiter: limiter.Config{Shadow: true}, keys: []string{"wide", "tight"}, request: []string{"X-Shadow: shop.tight"}},
+		{
+			name: "shadow mode of the server", headers: shadow, limiter: limiter.Config{Shadow: true},
+			keys: []string{"wide", "tight"}, request: []string{"X-Shadow: shop.tight"},
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

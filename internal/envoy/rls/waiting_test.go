@@ -20,8 +20,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// When more calls without a message come at once than may wait, those of the connections with most of them give way to others,
-// however short they have waited, and however many connections they are.
+// TestG39_AllAtOnce checks that if more calls without a message arrive together than may wait, those of the connections with most of them
+// are dropped first, regardless of their waits and of the number of connections.
 func TestG39_AllAtOnce(t *testing.T) {
 	for name, c := range map[string]struct{ most, conns, each int }{
 		"few connections":  {most: 64, conns: 4, each: 20},
@@ -58,7 +58,8 @@ func TestG39_AllAtOnce(t *testing.T) {
 	}
 }
 
-// Messages of 40 KB take what they are long, not the megabyte that grpc's pool has for them, while their calls wait to be decided.
+// TestG47_LargeMessagesWait checks that messages of 40 KB take only their size while their calls wait, rather than the megabyte of the
+// buffer in grpc's pool.
 func TestG47_LargeMessagesWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const calls = 100
@@ -71,7 +72,7 @@ func TestG47_LargeMessagesWait(t *testing.T) {
 		client := ratelimitv3.NewRateLimitServiceClient(idleCalls(t, p, 0))
 		large := request("shop", "user="+strings.Repeat("a", 40_000))
 		live := func() int64 {
-			heap() // what pools hold lives through one collection
+			heap() // a pool keeps its content for one collection
 			return heap()
 		}
 		before := live()
@@ -92,7 +93,7 @@ func TestG47_LargeMessagesWait(t *testing.T) {
 	})
 }
 
-// idleCalls makes a connection, and calls on it of which only the headers are sent.
+// idleCalls opens a connection with calls that send only headers.
 func idleCalls(t *testing.T, p *testkit.Pipes, calls int) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient("passthrough:///memory", grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -115,7 +116,7 @@ func idleCall(t *testing.T, conn *grpc.ClientConn) {
 	}
 }
 
-// Calls whose headers have come, and nothing else, are not in flight: they keep no other out.
+// TestG44_IdleCalls checks that calls without a message are not in flight, and do not keep others from proceeding.
 func TestG44_IdleCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := admission.New(time.Minute)
@@ -131,8 +132,8 @@ func TestG44_IdleCalls(t *testing.T) {
 	})
 }
 
-// TestG55_NeverBegun: calls that grpc ends without running their handler, such as those with an encoding that it does not know, are not
-// counted any more, however many they are.
+// TestG55_NeverBegun checks that calls that grpc ends without running their handler, for example because of an unknown encoding, are no
+// longer counted, however many there are.
 func TestG55_NeverBegun(t *testing.T) {
 	const most = 64
 	w := start(t, threePerHour, Config{})

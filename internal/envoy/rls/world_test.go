@@ -19,15 +19,15 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/process/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
-	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
 const method = "/" + ServiceName + "/" + Method
 
-// world is a running server on counters in memory, and what can be seen of it from inside.
+// world is a running server with counters in memory, and access to its internals.
 type world struct {
 	ratelimitv3.RateLimitServiceClient
 
@@ -40,13 +40,13 @@ type world struct {
 	stats   *stats.Registry
 }
 
-// recorder is a store that remembers what it was asked.
+// recorder is a backend that records operations.
 type recorder struct {
 	*memory.Backend
 
 	mu   sync.Mutex
 	keys map[backend.Key]int
-	hook func(ctx context.Context) // before each Apply; may be nil
+	hook func(ctx context.Context) // called before each Apply; may be nil
 }
 
 // Apply implements backend.Backend.
@@ -62,7 +62,7 @@ func (r *recorder) Apply(ctx context.Context, ops []backend.Op) {
 	r.Backend.Apply(ctx, ops)
 }
 
-// asked is how many operations were asked for, on how many keys.
+// asked returns the number of operations, and the number of their keys.
 func (r *recorder) asked() (ops, keys int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -72,7 +72,7 @@ func (r *recorder) asked() (ops, keys int) {
 	return ops, len(r.keys)
 }
 
-// start runs a server with these rules. Its clock stands still, half a second into 2026-11-20 12:00 UTC.
+// start runs a server with these rules. Its clock stands still, half a second after 2026-11-20 12:00 UTC.
 func start(t *testing.T, rules string, c Config) *world {
 	t.Helper()
 	w := &world{t: t, stats: stats.New(), store: &recorder{
@@ -80,7 +80,7 @@ func start(t *testing.T, rules string, c Config) *world {
 		keys:    make(map[backend.Key]int),
 	}}
 	l := limiter.New(w.store, w.stats, limiter.Config{})
-	l.SetRules(load(t, rules))
+	l.SetRules(rulefiletest.Load(t, rules))
 	c.Registry = w.stats
 	w.service = New(l, c)
 	w.server = newServer(w.service, grpcserver.Config{})
@@ -90,18 +90,9 @@ func start(t *testing.T, rules string, c Config) *world {
 	return w
 }
 
-// atNoon is the time at which every world stands still.
+// atNoon returns the time at which every world stands still.
 func atNoon() engine.Micros {
 	return engine.Micros(time.Date(2026, 11, 20, 12, 0, 0, 500_000_000, time.UTC).UnixMicro())
-}
-
-func load(t *testing.T, rules string) *descriptors.Set {
-	t.Helper()
-	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(rules)}}, descriptors.Options{})
-	if err != nil {
-		t.Fatalf("rules: %v\n%s", problems, rules)
-	}
-	return set
 }
 
 // inProcess asks s as the handler does, without a connection.
@@ -126,13 +117,13 @@ func encoded(s *Service, r *limiter.Request, v *limiter.Verdict) []byte {
 	return a.ReadOnlyData()
 }
 
-// bad is how many bad requests were counted.
+// bad returns the number of bad requests.
 func (w *world) bad() uint64 { return w.service.bad.Load() }
 
-// calls is how many calls of gRPC were counted.
+// calls returns the number of gRPC calls.
 func (w *world) calls() uint64 { return w.stats.Totals(Method).Calls }
 
-// ask expects an answer.
+// ask sends a request and expects an answer.
 func (w *world) ask(r *ratelimitv3.RateLimitRequest) *ratelimitv3.RateLimitResponse {
 	w.t.Helper()
 	answer, err := w.ShouldRateLimit(w.t.Context(), r)
@@ -142,7 +133,7 @@ func (w *world) ask(r *ratelimitv3.RateLimitRequest) *ratelimitv3.RateLimitRespo
 	return answer
 }
 
-// want asks and expects the statuses, written as "OK 3" or "OVER_LIMIT 0" with what remains, and separated by blanks.
+// want sends a request and expects the statuses, in the form "OK 3" or "OVER_LIMIT 0" with the remaining hits, separated by spaces.
 func (w *world) want(want string, r *ratelimitv3.RateLimitRequest) {
 	w.t.Helper()
 	if got := statuses(w.ask(r)); got != want {
@@ -158,7 +149,7 @@ func statuses(m *ratelimitv3.RateLimitResponse) string {
 	return strings.Join(all, " ")
 }
 
-// raw is a codec that sends bytes as they are.
+// raw is a codec that sends bytes unchanged.
 type raw struct{ encoding.CodecV2 }
 
 // Marshal implements encoding.CodecV2.
@@ -166,7 +157,7 @@ func (raw) Marshal(v any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.SliceBuffer(v.([]byte))}, nil
 }
 
-// send sends bytes that need not be a request.
+// send sends arbitrary bytes as a request.
 func (w *world) send(message []byte) (*ratelimitv3.RateLimitResponse, error) {
 	answer := new(ratelimitv3.RateLimitResponse)
 	codec := raw{encoding.GetCodecV2("proto")}
@@ -174,7 +165,7 @@ func (w *world) send(message []byte) (*ratelimitv3.RateLimitResponse, error) {
 	return answer, err
 }
 
-// series are the counters there are.
+// series returns the names of the existing counters.
 func (w *world) series() []string {
 	w.t.Helper()
 	var b bytes.Buffer

@@ -41,7 +41,7 @@ type Answer struct {
 	Granted uint64  // of Hits
 	Left    float64 // hits left afterwards; negative if overdrawn
 	Ends    Micros  // end of the window that granted the hits, on the caller's clock and not later than on the store's; 0 for a bucket
-	Asked   uint64  // hits that other callers have asked this replica for since the last answer
+	Asked   uint64  // hits that other callers have requested through this replica since the last answer
 	Rows    []Row   // rows of all replicas, or nil if there is only one
 }
 

@@ -7,8 +7,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/envoy/shares"
 )
 
-// BenchmarkSecond plays a second of a bucket under contention with 1,000 clients, of which 200 report; the result is the time
-// for each report, divisions and answers of the store included.
+// BenchmarkSecond simulates a second of a bucket under contention with 1,000 clients, 200 of which report. The result is the time per
+// report, including divisions and answers of the store.
 func BenchmarkSecond(b *testing.B) {
 	const clients, rate = 1000, 10_000
 	for _, mode := range []shares.Mode{shares.Fast, shares.Strict} {

@@ -7,13 +7,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/envoy/shares"
 )
 
-// disturb lets one thing happen.
+// disturb causes one random event.
 func (s *sim) disturb() {
 	c := s.clients[s.rand.IntN(len(s.clients))]
 	switch s.rand.IntN(15) {
-	case 0, 1: // demand jumps
+	case 0, 1: // a demand jumps
 		c.demand = s.limit.rate() * math.Exp(s.rand.NormFloat64()) / float64(len(s.clients))
-	case 2: // two swap
+	case 2: // two clients swap demands
 		d := s.clients[s.rand.IntN(len(s.clients))]
 		c.demand, d.demand = d.demand, c.demand
 	case 3: // a flood
@@ -25,7 +25,7 @@ func (s *sim) disturb() {
 	case 6: // a client dies
 		c.alive = len(s.clients) < 3
 		s.hangUp(c)
-	case 7: // a stream breaks
+	case 7: // messages are delayed
 		s.hangUp(c)
 	case 8: // messages are late
 		most := s.rand.Int64N(int64(s.late)) + 1000
@@ -33,7 +33,7 @@ func (s *sim) disturb() {
 	case 9:
 		s.delay = s.fast
 	case 10: // a replica dies, and may be replaced by one without state
-		if s.limit.mode == shares.Fast || !s.store.down { // or what it owes is never debited
+		if s.limit.mode == shares.Fast || !s.store.down { // otherwise its debts would never be debited
 			s.kill(s.rand.IntN(len(s.replicas)))
 		}
 	case 11: // a clock jumps
@@ -51,7 +51,7 @@ func (s *sim) disturb() {
 	}
 }
 
-// hangUp ends the stream of a client. Its replica sees it or does not.
+// hangUp ends the stream of a client. Its replica may not notice.
 func (s *sim) hangUp(c *simClient) {
 	if r := s.replicas[c.replica]; c.open && s.rand.IntN(2) == 0 {
 		r.bucket.Leave(s.now+r.skew, c.client.ID)
@@ -59,7 +59,7 @@ func (s *sim) hangUp(c *simClient) {
 	c.open, c.inbox = false, nil
 }
 
-// kill ends a replica. Most of its clients see it immediately, the others at their next report.
+// kill ends a replica. Most of its clients notice immediately, the others at their next report.
 func (s *sim) kill(i int) {
 	s.replicas[i].dead = true
 	for _, c := range s.clients {
@@ -73,7 +73,7 @@ func (s *sim) kill(i int) {
 	}
 }
 
-// believe adds to E what clients may use beyond what their replica believes, because a message is late or lost.
+// believe adds to E the hits that clients may use beyond their replica's knowledge, because a message is late or lost.
 func (s *sim) believe() {
 	const every = 4 // slices
 	if s.limit.mode == shares.Strict || !s.chaos || len(s.admitted)%every != 0 {
@@ -103,7 +103,7 @@ func (s *sim) believe() {
 		sum += rate
 		s.extra += max(0, rate-c.held) * span
 	}
-	if s.store.down { // shares stay what they are, and the bucket in the store fills meanwhile
+	if s.store.down { // shares stay the same, and the bucket in the store fills
 		s.extra += max(0, sum-s.limit.rate()) * span
 		fills := min(sum*span, float64(s.limit.Burst)-s.filled)
 		s.filled += fills

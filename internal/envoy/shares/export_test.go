@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Clone returns a copy of b that shares nothing with it.
+// Clone returns a deep copy of b.
 func (b *Bucket) Clone() *Bucket {
 	c := *b
 	c.holders, c.byID = nil, maps.Clone(b.byID)
@@ -21,7 +21,7 @@ func (b *Bucket) Clone() *Bucket {
 	return &c
 }
 
-// Key returns a text that is the same for two buckets which nothing that follows can tell apart.
+// Key returns a text that is equal for buckets whose future behavior is the same.
 func (b *Bucket) Key() string {
 	var s strings.Builder
 	now := b.clock.now

@@ -6,7 +6,7 @@ import "math"
 const (
 	payBack        = 10 * second // two report intervals: time over which surplus is handed out and debt paid back
 	overdraw       = 0.9         // of the hits that can probably be debited: more would go unnoticed
-	slowly         = 0.98        // of the rate: what is handed out while little is paid back
+	slowly         = 0.98        // of the rate: handed out while little is paid back
 	mostUnwanted   = 2           // times the rate: maximum handed out from a large burst beyond the demand
 	wantedHeadroom = 0.25        // beyond the demand: part handed out if that is more
 
@@ -143,7 +143,7 @@ func (b *Bucket) accrue(h *holder, now Micros) {
 	b.paid -= hits
 }
 
-// inheritFast pays until now for what clients of failed replicas may use.
+// inheritFast pays until now for the shares that clients of failed replicas may use.
 func (b *Bucket) inheritFast(now Micros) {
 	b.paid -= b.legacy * b.gone.part() * seconds(now-b.inherited)
 	b.inherited = now

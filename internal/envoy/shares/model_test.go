@@ -10,17 +10,17 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/sharestest"
 )
 
-// The model is a bucket in strict mode, a store, one or two clients, and everything that may happen to them in an interval
-// of reports. A breadth-first search visits every state that any order of such intervals leads to. In each of them,
-// whatever clients have admitted in this window, and all that they may still admit in it, was leased from the store before. So
-// no window admits more than its limit.
+// The model consists of a bucket in strict mode, a store, one or two clients, and the possible events in an interval of reports. A
+// breadth-first search visits every state that any order of such intervals reaches. In each state, the hits that clients have admitted in
+// this window, and those that they may still admit in it, must have been leased from the store before. So no window admits more than its
+// limit.
 //
 // In each interval
-//   - a client uses all that it may, as soon as it may, or nothing;
-//   - its messages take no time, or nearly as long as they may, or its stream breaks, so that they are lost;
-//   - callers of RLS take half of what is left in the store, or nothing.
+//   - a client uses everything that it may, as soon as possible, or nothing;
+//   - its messages take no time, or nearly the maximum, or its stream breaks and they are lost;
+//   - RLS callers take half of the hits left in the store, or nothing.
 //
-// Use in between, and messages that take half as long, are left to the simulation.
+// The simulation covers usage in between, and messages that take half as long.
 
 const (
 	modelWindow   = 30 * second
@@ -28,28 +28,28 @@ const (
 	modelHits     = 90
 )
 
-// modelClient is a client in some state.
+// modelClient is the state of a client.
 type modelClient struct {
 	envoy  sharestest.Bucket
 	open   bool
 	known  bool // it has reported
 	inbox  []simMessage
-	report *shares.Usage // that is under way, late
+	report *shares.Usage // in progress, late
 }
 
-// modelState is all of it, at the beginning of an interval.
+// modelState is the complete state of the model, at the beginning of an interval.
 type modelState struct {
 	now      shares.Micros
 	bucket   *shares.Bucket
-	level    float64 // of the store
+	level    float64 // of the store's bucket
 	admitted uint64  // in this window
 	granted  uint64  // in this window, to the bucket
 	clients  []modelClient
-	most     uint64 // in any window
+	most     uint64 // maximum in any window
 	history  string
 }
 
-// modelChoice is what happens to a client in an interval.
+// modelChoice determines the events of a client in an interval.
 type modelChoice struct {
 	uses   bool
 	stream string
@@ -84,7 +84,7 @@ func (s *modelState) key() string {
 	return k.String()
 }
 
-// play plays an interval, and returns by how many hits clients may exceed what was leased.
+// play simulates an interval, and returns the number of hits by which clients may exceed those leased.
 func (s *modelState) play(choices []modelChoice, take bool) (excess float64) {
 	if take {
 		s.level -= float64(uint64(s.level / 2))
@@ -130,7 +130,7 @@ func (s *modelState) possible() (sum uint64) {
 	return sum
 }
 
-// receive takes over the first message under way.
+// receive applies the first message in progress.
 func (c *modelClient) receive(now shares.Micros) {
 	c.envoy.Receive(now, c.inbox[0].action.Assignment)
 	c.inbox = c.inbox[1:]
@@ -138,7 +138,7 @@ func (c *modelClient) receive(now shares.Micros) {
 
 func name(i int) string { return string(rune(0x4e00 + i)) }
 
-// client plays half a second of a client.
+// client simulates half a second of a client.
 func (s *modelState) client(i int, choice modelChoice) {
 	c := &s.clients[i]
 	for len(c.inbox) > 0 && c.inbox[0].at <= s.now {
@@ -155,7 +155,7 @@ func (s *modelState) client(i int, choice modelChoice) {
 	}
 }
 
-// tick is the report at the end of an interval.
+// tick makes the report at the end of an interval.
 func (s *modelState) tick(i int, choice modelChoice) {
 	c := &s.clients[i]
 	if !c.open {
@@ -175,7 +175,7 @@ func (s *modelState) tick(i int, choice modelChoice) {
 	s.bucket.Report(s.now, shares.Client{ID: name(i), Weight: 1}, usage)
 }
 
-// serve plays half a second of the server.
+// serve simulates half a second of the server.
 func (s *modelState) serve(choices []modelChoice) {
 	if s.bucket.Next() > s.now {
 		return
@@ -205,7 +205,7 @@ func (s *modelState) serve(choices []modelChoice) {
 	}
 }
 
-// TestStrictModel visits every state.
+// TestStrictModel searches all states.
 func TestStrictModel(t *testing.T) {
 	t.Parallel()
 	for clients, depth := range map[int]int{1: 8, 2: 3} {

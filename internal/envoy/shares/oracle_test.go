@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// oracle returns max–min fair parts in the obvious way: at one level, which it finds by halving, each claim gets its weight's worth
-// of the level, or its demand if that is less.
+// oracle returns max–min fair parts in the obvious way. At one level, found by bisection, each claim gets its weight times the level, or
+// its demand if that is less.
 func oracle(rate float64, demands, weights []float64) []float64 {
 	parts := make([]float64, len(demands))
 	low, high := 0.0, 0.0
@@ -30,8 +30,8 @@ func oracle(rate float64, demands, weights []float64) []float64 {
 	return parts
 }
 
-// apart returns by how much parts differ at most from those of the oracle, in even shares. Without contention only a part that is too
-// small counts.
+// apart returns the maximum difference of parts from those of the oracle, in even shares. Without contention, only parts that are too
+// small count.
 func apart(rate float64, parts, demands, weights []float64) (worst float64) {
 	sum, all := 0.0, 0.0
 	for _, w := range weights {
@@ -52,7 +52,7 @@ func apart(rate float64, parts, demands, weights []float64) (worst float64) {
 	return worst
 }
 
-// OffOracle returns by how much the targets of b's holders differ from the oracle's, in even shares, if b divides now.
+// OffOracle returns the maximum difference of the targets of b's holders from the oracle's, in even shares, if b divides now.
 func (b *Bucket) OffOracle() float64 {
 	c := b.Clone()
 	c.plan(c.clock.now)
@@ -62,13 +62,13 @@ func (b *Bucket) OffOracle() float64 {
 			parts, demands, weights = append(parts, h.target), append(demands, h.demand.rate), append(weights, h.Weight)
 		}
 	}
-	if len(parts) < len(c.holders) || c.portion <= 0 { // a demand is not known
+	if len(parts) < len(c.holders) || c.portion <= 0 { // a demand is unknown
 		return 0
 	}
 	return apart(c.portion, parts, demands, weights)
 }
 
-// draw draws demands that add up to a total, and weights.
+// draw draws weights, and demands with the given total.
 func draw(r *rand.Rand, n int, total float64) (demands, weights []float64) {
 	sum := 0.0
 	for range n {
@@ -82,8 +82,8 @@ func draw(r *rand.Rand, n int, total float64) (demands, weights []float64) {
 	return demands, weights
 }
 
-// TestOracle: under contention divide agrees with the oracle, but for what every claim gets at least; without contention every
-// demand is met, and nothing is left.
+// TestOracle checks that under contention divide agrees with the oracle, except for the minimum claim. Without contention, every demand
+// must be met, and nothing left.
 func TestOracle(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(1, 2))
@@ -120,8 +120,8 @@ func TestOracle(t *testing.T) {
 	}
 }
 
-// TestOracleReplicas: replicas that know of each other no more than a row divide as one would, after a few exchanges. The
-// level rises from below, so that the parts never add up to more than the rate.
+// TestOracleReplicas checks that after a few exchanges, replicas that know only each other's rows divide like a single one. The level
+// must rise from below, so that the sum of the parts never exceeds the rate.
 func TestOracleReplicas(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(3, 4))

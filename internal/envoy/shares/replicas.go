@@ -21,7 +21,7 @@ type Row struct {
 	HeldWeight float64 // weight of these holders
 	Gone       float64 // part of Held of holders whose streams have ended
 	GoneWeight float64 // weight of these holders
-	Calls      float64 // hits per second that its RLS callers ask for
+	Calls      float64 // hits per second that its RLS callers request
 	Taken      float64 // weight of holders that recently moved from another replica
 
 	// Strict mode only.
@@ -127,8 +127,8 @@ func (b *Bucket) hear(now Micros, rows []Row) {
 	}
 }
 
-// succeed makes the live replicas pay for what clients may use of replicas that have closed their streams or have not written a row
-// recently, starting at the time for which those have not paid.
+// succeed makes the live replicas pay for the shares that clients of other replicas may still use, if these have closed their streams or
+// have not written a row recently. It starts at the time for which those have not paid.
 func (b *Bucket) succeed(now Micros, mine *Row, live float64) {
 	before, oldest := b.legacy, Micros(0)
 	b.legacy = 0

@@ -6,7 +6,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/envoy/shares"
 )
 
-// TestHostileRows: whatever the row of another replica says, the division ends, and no more than there is is handed out.
+// TestHostileRows checks that the division ends and never exceeds the rate, for any row of another replica.
 func TestHostileRows(t *testing.T) {
 	t.Parallel()
 	numbers := []float64{0, 1e-300, 1, 1e9, 1e15}

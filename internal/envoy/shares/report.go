@@ -78,7 +78,7 @@ func (b *Bucket) join(now Micros, c Client, u Usage) {
 }
 
 // plausible returns the number of reported hits that count, so that a lying client takes little from the others. For a client with an
-// uninterrupted assignment, the maximum is what that permits; in fast mode twice that, since messages may be late.
+// uninterrupted assignment, the maximum is that of the assignment or, in fast mode, twice that, since messages may be late.
 func (b *Bucket) plausible(h *holder, allowed uint64, now Micros) float64 {
 	hits, most := float64(allowed), h.tokens+h.hits(max(h.heard, b.start), now)
 	paid := most

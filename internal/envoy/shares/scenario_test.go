@@ -10,11 +10,11 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/sharestest"
 )
 
-// shop is the limit of examples/envoy-rlqs: 100 requests a second, and a burst of 200.
+// shop is the limit of examples/envoy-rlqs: 100 requests per second, and a burst of 200.
 var shop = simLimit{Limit: shares.Limit{Hits: 100, Window: second, Burst: 200, Overdraft: true}}
 
-// fleet returns a simulation of clients that request evenly, a demand each, from the first second on. The i-th client is connected to
-// the replica i mod n; 0 replicas are one without a table.
+// fleet returns a simulation with one client per demand, whose requests are even from the first second on. The i-th client is connected
+// to replica i mod n. 0 replicas means one without a table.
 func fleet(l simLimit, replicas int, demands ...float64) *sim {
 	s := newSim(1, l, replicas, len(demands))
 	parts := make([]float64, len(demands))
@@ -30,7 +30,8 @@ func fleet(l simLimit, replicas int, demands ...float64) *sim {
 	return s
 }
 
-// seconds plays so many seconds and returns what clients were admitted in each of them, and what they were denied in all.
+// seconds simulates n seconds. It returns the requests of clients admitted in each second, in total and by client, and the total of
+// denied ones.
 func (s *sim) seconds(n int) (each []float64, perClient [][]float64, denied float64) {
 	before := s.deniedAll()
 	perClient = make([][]float64, len(s.clients))
@@ -65,8 +66,8 @@ func show(xs []float64) string {
 	return b.String()
 }
 
-// below returns whether clients with a demand below the limit were denied anything, and above whether clients with more than the limit
-// used it.
+// below checks that clients with a total demand below the limit are denied nothing for n seconds. above checks that clients with a larger
+// demand use at least least per second together, and leastEach each.
 func (s *sim) below(t *testing.T, what string, n int) {
 	t.Helper()
 	if each, _, denied := s.seconds(n); denied > 0 {
@@ -97,6 +98,27 @@ func (s *sim) above(t *testing.T, what string, n int, least, leastEach float64) 
 	}
 }
 
+// serves checks with below or above, whichever the clients' demand is.
+func (s *sim) serves(t *testing.T, what string, n int, least, leastEach float64) {
+	t.Helper()
+	total := 0.0
+	for _, c := range s.clients {
+		total += c.demand
+	}
+	if total < s.limit.rate() {
+		s.below(t, what, n)
+	} else {
+		s.above(t, what, n, least, leastEach)
+	}
+}
+
+// name says whether clients have names.
+func (s *sim) name(named bool) {
+	for _, c := range s.clients {
+		c.named = named
+	}
+}
+
 // TestStart: from the first second on, clients below the limit are denied nothing, and clients above it use all of it, each its part.
 func TestStart(t *testing.T) {
 	t.Parallel()
@@ -105,7 +127,7 @@ func TestStart(t *testing.T) {
 		fleet(shop, replicas, 45, 45).below(t, name, 60)
 		fleet(shop, replicas, 30, 30, 30).below(t, name, 60)
 		fleet(shop, replicas, 80, 80).above(t, name, 60, 95, 35)
-		for late := range shares.Micros(6) { // the second one comes so many seconds later
+		for late := range shares.Micros(6) { // the second client starts this many seconds later
 			s := fleet(shop, replicas, 80, 0)
 			s.run(s.now + late*second + second/2)
 			s.clients[1].demand = 80
@@ -114,8 +136,8 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// TestDrains: the clients of a replica that closes its streams keep their parts until they have reported elsewhere, whether they have
-// names or not.
+// TestDrains checks that the clients of a replica that closes its streams keep their parts until they have reported elsewhere, with and
+// without names.
 func TestDrains(t *testing.T) {
 	t.Parallel()
 	for _, named := range []bool{true, false} {
@@ -137,78 +159,60 @@ func TestDrains(t *testing.T) {
 					s.run(s.now + 20*second + phase*second)
 					s.drain(0)
 					name := fmt.Sprintf("%s, named %t, %.0f times, %d s after a report", x.name, named, more, phase)
-					if more == 1 {
-						s.below(t, name, 30)
-					} else {
-						s.above(t, name, 30, 90, 0)
-					}
+					s.serves(t, name, 30, 90, 0)
 				}
 			}
 		}
 	}
 }
 
-// TestRolls: so it is when three replicas are replaced one after another.
+// TestRolls is TestDrains for three replicas that are replaced one after another.
 func TestRolls(t *testing.T) {
 	t.Parallel()
 	for _, named := range []bool{true, false} {
 		for _, demand := range []float64{26, 52} {
 			s := fleet(shop, 3, demand, demand, demand)
-			for _, c := range s.clients {
-				c.named = named
-			}
+			s.name(named)
 			s.run(s.now + 20*second)
 			for i := range 3 {
 				s.replicas = append(s.replicas, s.newReplica())
 				s.drain(i)
 				name := fmt.Sprintf("named %t, replica %d", named, i)
-				if demand == 26 {
-					s.below(t, name, 12)
-				} else {
-					s.above(t, name, 12, 90, 0)
-				}
+				s.serves(t, name, 12, 90, 0)
 			}
 		}
 	}
 }
 
-// TestReplaced: so it is when the stream of a client ends and comes back to the same replica or another one.
+// TestReplaced is TestDrains for a client whose stream ends, and which reconnects to the same replica or another one.
 func TestReplaced(t *testing.T) {
 	t.Parallel()
 	for _, replicas := range []int{0, 1, 2} {
 		for _, named := range []bool{true, false} {
 			for _, demand := range []float64{45, 80} {
 				s := fleet(shop, replicas, demand, demand)
-				for _, c := range s.clients {
-					c.named = named
-				}
+				s.name(named)
 				s.run(s.now + 20*second)
 				for i := range 6 {
 					c := s.clients[i%2]
 					s.replicas[c.replica].bucket.Leave(s.now, c.client.ID)
 					c.open, c.inbox = false, nil
 					name := fmt.Sprintf("%d replicas, named %t, time %d", replicas, named, i)
-					if demand == 45 {
-						s.below(t, name, 8)
-					} else {
-						s.above(t, name, 8, 90, 0)
-					}
+					s.serves(t, name, 8, 90, 0)
 				}
 			}
 		}
 	}
 }
 
-// TestKilled: when a replica dies with all clients, no second is below half of the demand, and they have all of it within 3 s after they
-// have connected elsewhere.
+// TestKilled checks that when a replica with all clients dies, no second falls below half of the demand, and the whole demand is admitted
+// within 3 s after they have reconnected.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	for _, named := range []bool{true, false} {
 		for phase := range shares.Micros(5) {
 			s := fleet(shop, 2, 40, 0, 40)
-			for _, c := range s.clients {
-				c.named = named
-			}
+			s.name(named)
 			s.run(s.now + 20*second + phase*second)
 			s.replicas[0].dead = true
 			for _, c := range s.clients {
@@ -222,7 +226,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestReturns: when the store is back after it was lost, what passed meanwhile is not paid back.
+// TestReturns checks that hits admitted while the store was lost are not paid back after it returns.
 func TestReturns(t *testing.T) {
 	t.Parallel()
 	for _, f := range []shares.Fallback{shares.Lapse, shares.Deny, shares.Allow, shares.Keep} {
@@ -241,7 +245,7 @@ func TestReturns(t *testing.T) {
 	}
 }
 
-// TestBesideCallers: the bound holds for clients and callers of RLS together, and both use the limit.
+// TestBesideCallers checks that the bound applies to clients and RLS callers together, and that both use the limit.
 func TestBesideCallers(t *testing.T) {
 	t.Parallel()
 	for _, calls := range []float64{60, 90, 120, 300} {
@@ -268,7 +272,7 @@ func TestBesideCallers(t *testing.T) {
 	}
 }
 
-// TestRaised: when another limit is in force, clients have it within a second, and those below it are denied nothing.
+// TestRaised checks that clients follow a changed limit within a second, and that those below it are denied nothing.
 func TestRaised(t *testing.T) {
 	t.Parallel()
 	for _, replicas := range []int{0, 2} {
@@ -279,11 +283,7 @@ func TestRaised(t *testing.T) {
 			l.Hits, l.Burst = 200, 400
 			s.change(l)
 			s.run(s.now + second)
-			if demand == 90 {
-				s.below(t, fmt.Sprint(replicas, " replicas"), 30)
-			} else {
-				s.above(t, fmt.Sprint(replicas, " replicas"), 30, 190, 70)
-			}
+			s.serves(t, fmt.Sprint(replicas, " replicas"), 30, 190, 70)
 		}
 	}
 }
@@ -299,8 +299,8 @@ func (s *sim) change(l simLimit) {
 	}
 }
 
-// TestUnreachableStore: in strict mode, clients use what was paid for while the store is away. Then they do what the fallback says, and so
-// do clients that come meanwhile, for as long as that lasts.
+// TestUnreachableStore checks that in strict mode, clients use the hits that were paid for while the store is unavailable. Then the
+// fallback applies, also to new clients, until the store returns.
 func TestUnreachableStore(t *testing.T) {
 	t.Parallel()
 	for _, l := range []simLimit{
@@ -325,7 +325,7 @@ func TestUnreachableStore(t *testing.T) {
 	}
 }
 
-// TestSpan: the first report to another replica counts for the time that it covers, which Envoy rounds down to seconds.
+// TestSpan checks that the first report to another replica counts for the time that it covers, which Envoy rounds down to seconds.
 func TestSpan(t *testing.T) {
 	t.Parallel()
 	for elapsed, want := range map[shares.Micros]float64{4: 80, 5: 80, 2: 160} {
@@ -337,7 +337,7 @@ func TestSpan(t *testing.T) {
 	}
 }
 
-// TestStrays: clients that report what they have used without an assignment, again and again, leave a third of the limit to others.
+// TestStrays checks that clients that repeatedly report usage without an assignment leave a third of the limit to others.
 func TestStrays(t *testing.T) {
 	t.Parallel()
 	big := shares.Usage{Allowed: 1 << 40}
@@ -371,7 +371,7 @@ func TestStrays(t *testing.T) {
 	}
 }
 
-// TestGranted: hits that come back into a window that was used up reach clients within an interval.
+// TestGranted checks that hits refunded to a consumed window reach clients within an interval.
 func TestGranted(t *testing.T) {
 	t.Parallel()
 	s := fleet(simLimit{Limit: shares.Limit{Hits: 10_000, Window: 86_400 * second}, mode: shares.Strict}, 0, 200, 200)
@@ -386,7 +386,7 @@ func TestGranted(t *testing.T) {
 	}
 }
 
-// TestTiny: of a limit that is much smaller than the number of clients, no more is admitted than there is.
+// TestTiny checks that a limit much smaller than the number of clients is not exceeded.
 func TestTiny(t *testing.T) {
 	t.Parallel()
 	l := simLimit{Limit: shares.Limit{Hits: 10, Window: 3600 * second, Burst: 10, Overdraft: true}}
@@ -405,8 +405,8 @@ func TestTiny(t *testing.T) {
 	}
 }
 
-// TestHalfOpen: a client that reports to another replica, while the first one has not noticed that its stream has ended, takes little from
-// others.
+// TestHalfOpen checks that a client that reports to another replica before the first one has noticed the end of its stream takes little
+// from others.
 func TestHalfOpen(t *testing.T) {
 	t.Parallel()
 	s := fleet(shop, 2, 45, 45)
@@ -418,7 +418,7 @@ func TestHalfOpen(t *testing.T) {
 	}
 }
 
-// TestCallersElsewhere: RLS callers of a replica without clients get their part.
+// TestCallersElsewhere checks that RLS callers of a replica without clients get their part.
 func TestCallersElsewhere(t *testing.T) {
 	t.Parallel()
 	s := fleet(shop, 2, 80, 0, 80)

@@ -5,75 +5,50 @@ import (
 	"flag"
 	"fmt"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/ratelimitd/ratelimitd/internal/envoy/shares"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 )
 
 var rewrite = flag.Bool("rewrite", false, "rewrite the answers in testdata/*.txt")
 
-// TestScripts plays testdata/*.txt. A script begins with a limit, and then says what happens when:
+// TestScripts runs testdata/*.txt. A script begins with a limit, followed by events:
 //
-//	limit fast 100 per 1s burst 200     a token bucket; without a burst it is a fixed window; strict, or fast
-//	at 0s demand a 150                  client a begins to receive 150 requests a second, evenly
-//	at 6s break a                       its stream breaks: it connects again at its next report
-//	at 6s die a                         it is gone, and its replica sees that
-//	at 6s mute a                        it reports no longer, though its stream is open
-//	at 7s restart                       the replica starts again without state; its clients connect at their next reports
-//	at 7s renew                         the replica renews all assignments, as it does before it closes its streams
-//	at 7s down, at 8s up                the store
-//	at 9s take 50                       a caller of RLS takes hits from the store
+//	limit fast 100 per 1s burst 200     fast or strict; a token bucket or, without a burst, a fixed window
+//	at 0s demand a 150                  client a begins to receive 150 requests per second, evenly
+//	at 6s break a                       its stream breaks; it reconnects at its next report
+//	at 6s die a                         it dies, and its replica notices
+//	at 6s mute a                        it stops reporting, but its stream stays open
+//	at 7s restart                       the replica restarts without state; its clients connect at their next reports
+//	at 7s renew                         the replica renews all assignments, as before it closes its streams
+//	at 7s down, at 8s up                the store fails, and recovers
+//	at 9s take 50                       an RLS caller takes hits from the store
 //	at 11s jump 1h                      the clock jumps
-//	at 12s                              nothing happens
+//	at 12s                              no event
 //
-// Below each line stands what came of it until the next one: reports, what the clients are told, and what was used. Clients
-// allow what they have no assignment for.
+// Each line is followed by the output until the next one: reports, assignments, and usage. Clients admit requests without an assignment.
 func TestScripts(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("finding scripts: %v in %v", err, files)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			t.Parallel()
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := playScript(t, string(want))
-			if *rewrite {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
-				t.Errorf("(-want +got, go test -rewrite takes got over):\n%s", diff)
-			}
-		})
-	}
+	goldentest.Scripts(t, *rewrite, playScript)
 }
 
-// script is a script under way.
+// script is a running script.
 type script struct {
 	sim   *sim
 	out   strings.Builder
 	names []string
-	part  []float64 // of a request that has not come whole
+	part  []float64 // fraction of a request that has not arrived completely
 	last  shares.Micros
 }
 
 func playScript(t *testing.T, text string) string {
 	t.Helper()
+	t.Parallel()
 	s := &script{}
 	lines := bufio.NewScanner(strings.NewReader(text))
 	for lines.Scan() {
@@ -113,7 +88,7 @@ func number(t *testing.T, text string) uint64 {
 	return n
 }
 
-// do plays a line.
+// do runs a line.
 func (s *script) do(t *testing.T, words []string) {
 	t.Helper()
 	if words[0] == "limit" {
@@ -192,7 +167,7 @@ func (s *script) client(name string) *simClient {
 	return s.sim.clients[i]
 }
 
-// wait plays until a time.
+// wait simulates until a time.
 func (s *script) wait(until shares.Micros) {
 	if until <= s.last {
 		return

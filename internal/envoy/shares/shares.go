@@ -295,11 +295,11 @@ func (b *Bucket) Ask(at Micros) (Ask, bool) {
 	}
 	b.plan(now)
 	var a Ask
-	if b.met { // else it does not know yet what others claim
+	if b.met { // otherwise the claims of others are still unknown
 		a = b.need(now)
 	}
 	a.Row = b.row(now, float64(a.Hits))
-	return a, true // otherwise the claims of other replicas are unknown
+	return a, true
 }
 
 // Pause delays questions until the given time, even if one is due, unless a window begins.

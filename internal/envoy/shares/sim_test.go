@@ -11,22 +11,21 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/sharestest"
 )
 
-// The simulation plays clients, replicas and a store on virtual time, in slices. Requests arrive as a Poisson process; messages
-// take their time, streams break, clients and replicas die. One source of random numbers makes all of it, so a seed
-// repeats what it has shown.
+// The simulation runs clients, replicas and a store on virtual time, in slices. Requests arrive as a Poisson process; messages are
+// delayed, streams break, clients and replicas die. A single source of random numbers determines everything, so a seed repeats a history.
 
 const (
 	second = shares.Micros(1_000_000)
 	slice  = second / 40
 
-	lead = 1.3 // seconds of the limit's rate, for each replica that begins: what shares are paid ahead, and their tokens
+	lead = 1.3 // seconds of the limit's rate, for each starting replica: the prepayment of shares, and their tokens
 )
 
-// simLimit is what a simulation divides, and how.
+// simLimit is the limit of a simulation, and how it is divided.
 type simLimit struct {
 	shares.Limit
 	mode     shares.Mode
-	delivery shares.Micros // of strict mode; 0 means 5 s
+	delivery shares.Micros // in strict mode; 0 means 5 s
 }
 
 func (l *simLimit) rate() float64 { return float64(l.Hits) / (float64(l.Window) / float64(second)) }
@@ -56,7 +55,7 @@ func (s *simStore) take(now shares.Micros, hits uint64) uint64 {
 	return granted
 }
 
-// overdraw takes hits, and so many as the burst more than there are.
+// overdraw takes hits, at most the burst more than are left.
 func (s *simStore) overdraw(now shares.Micros, hits uint64) {
 	s.advance(now)
 	s.level = max(-float64(s.limit.Burst), s.level-float64(hits))
@@ -87,34 +86,34 @@ func (s *simStore) answer(now shares.Micros, a shares.Ask, several bool) (r shar
 	return r
 }
 
-// simReplica is a replica. Its clock reads the time plus skew.
+// simReplica is a replica. Its clock is ahead by skew.
 type simReplica struct {
 	bucket *shares.Bucket
 	dead   bool
 	skew   shares.Micros
-	asked  uint64  // hits that RLS callers have asked for since the last answer
-	calls  float64 // that they ask for, a second
-	part   float64 // of a call that has not come whole
+	asked  uint64  // hits requested by RLS callers since the last answer
+	calls  float64 // their rate per second
+	part   float64 // fraction of a call that has not arrived completely
 }
 
 // simClient is an Envoy with one stream.
 type simClient struct {
 	envoy   sharestest.Bucket
 	client  shares.Client
-	demand  float64 // requests a second
+	demand  float64 // requests per second
 	alive   bool
-	open    bool // the stream is
+	open    bool // its stream is open
 	known   bool // it has the bucket
 	replica int
-	reports shares.Micros // the next tick
-	last    shares.Micros // the last report
-	late    shares.Micros // the latest arrival at it, since messages of a stream keep their order
+	reports shares.Micros // time of the next tick
+	last    shares.Micros // time of the last report
+	late    shares.Micros // latest arrival of a message to it, because a stream keeps the order
 	lateIn  shares.Micros
 	inbox   []simMessage
-	held    float64 // hits a second, as the server believes
+	held    float64 // hits per second, as known to the server
 	denied  uint64
-	named   bool   // it keeps its ID when its stream is replaced
-	lies    uint64 // by how much it multiplies what it reports, or 0
+	named   bool   // keeps its ID when its stream is replaced
+	lies    uint64 // factor of its reports, or 0
 }
 
 type simMessage struct {
@@ -124,7 +123,7 @@ type simMessage struct {
 	client *simClient
 }
 
-// sim is a simulation under way.
+// sim is a running simulation.
 type sim struct {
 	limit    simLimit
 	rand     *rand.Rand
@@ -132,31 +131,31 @@ type sim struct {
 	store    simStore
 	replicas []*simReplica
 	clients  []*simClient
-	names    []int // the client that has each ID
+	names    []int // by ID: index of the client
 	fallback shares.Fallback
-	byRLS    float64      // hits that RLS callers were admitted
-	reports  []simMessage // under way to replicas
+	byRLS    float64      // hits admitted to RLS callers
+	reports  []simMessage // in progress to replicas
 	delay    func() shares.Micros
-	alone    bool                                  // there is one replica, which needs no table
-	arrive   func(client int, mean float64) uint64 // draws the requests of a slice, nil for a Poisson process
-	seen     func(client int, what string)         // gets reports and actions, or is nil
+	alone    bool                                  // there is one replica, without a table
+	arrive   func(client int, mean float64) uint64 // draws the requests of a slice; nil means a Poisson process
+	seen     func(client int, what string)         // receives reports and actions; may be nil
 	chaos    bool
-	late     shares.Micros // the most that chaos makes messages late
-	started  int           // replicas, ever
+	late     shares.Micros // maximum delay of messages by chaos
+	started  int           // number of replicas so far
 
-	admitted []float64 // per slice
-	sent     int       // assignments
-	longest  uint32    // of them, in seconds
-	peak     float64   // most that was admitted beyond the rate, in any window
+	admitted []float64 // by slice
+	sent     int       // number of assignments
+	longest  uint32    // longest TTL of these, in seconds
+	peak     float64   // maximum admitted beyond the rate in any period
 	over     float64
-	filled   float64         // hits that were used and not debited, while the store is down
+	filled   float64         // hits used and not debited while the store is down
 	extra    float64         // E of the bound, since over was 0
-	begun    []shares.Micros // when replicas started or found the store again, since then or shortly before
-	unbound  float64         // most by which over exceeded the burst and E
+	begun    []shares.Micros // times since then, or shortly before, when replicas started or reached the store again
+	unbound  float64         // maximum excess of over beyond the burst and E
 	window   float64         // admitted in this window
-	worst    float64         // window
+	worst    float64         // maximum of window
 	free     float64         // admitted without an assignment
-	owed     float64         // strict: most that replicas owed together while the store was down
+	owed     float64         // strict: maximum debt of all replicas together while the store was down
 }
 
 func newSim(seed uint64, l simLimit, replicas, clients int) *sim {
@@ -186,7 +185,7 @@ func (s *sim) newReplica() *simReplica {
 	return &simReplica{bucket: shares.New(c, s.now)}
 }
 
-// fast is the usual delay of a message.
+// fast draws the usual delay of a message.
 func (s *sim) fast() shares.Micros { return second/1000 + shares.Micros(s.rand.ExpFloat64()*2000) }
 
 // join adds a client.
@@ -197,13 +196,13 @@ func (s *sim) join() *simClient {
 	return c
 }
 
-// poisson draws how many requests come in a slice.
+// poisson draws the number of requests in a slice.
 func (s *sim) poisson(mean float64) uint64 {
 	if mean > 30 {
 		return uint64(max(0, math.Round(mean+math.Sqrt(mean)*s.rand.NormFloat64())))
 	}
 	n, p := uint64(0), s.rand.Float64()
-	if p <= 1-mean { // which is less than the limit, and needs no exponential
+	if p <= 1-mean { // less than the limit below, so no exponential is needed
 		return 0
 	}
 	for limit := math.Exp(-mean); p > limit; {
@@ -212,7 +211,7 @@ func (s *sim) poisson(mean float64) uint64 {
 	return n
 }
 
-// arrivals draws how many requests come in a slice.
+// arrivals draws the number of a client's requests in a slice.
 func (s *sim) arrivals(client int, mean float64) uint64 {
 	if s.arrive != nil {
 		return s.arrive(client, mean)
@@ -220,7 +219,7 @@ func (s *sim) arrivals(client int, mean float64) uint64 {
 	return s.poisson(mean)
 }
 
-// run plays until a time.
+// run simulates until a time.
 func (s *sim) run(until shares.Micros) {
 	for s.now < until {
 		s.now += slice
@@ -243,7 +242,7 @@ func (s *sim) run(until shares.Micros) {
 
 func (s *sim) client(id string) *simClient { return s.clients[s.names[[]rune(id)[0]-0x4e00]] }
 
-// count follows the bound: what is admitted in any window is at most the burst, the rate, and E.
+// count updates the bound: the hits admitted in any period are at most the burst, the rate, and E.
 func (s *sim) count(sum, flows float64) {
 	s.window += sum
 	s.worst = max(s.worst, s.window)
@@ -256,7 +255,7 @@ func (s *sim) count(sum, flows float64) {
 	s.unbound = max(s.unbound, s.over-s.extra-float64(s.limit.Burst)-lead*s.limit.rate()*float64(max(1, len(s.begun))))
 }
 
-// receive carries to a client what arrives until a time.
+// receive delivers the messages to a client until a time.
 func (s *sim) receive(c *simClient, until shares.Micros) {
 	for len(c.inbox) > 0 && c.inbox[0].at <= until {
 		a := c.inbox[0].action
@@ -266,7 +265,7 @@ func (s *sim) receive(c *simClient, until shares.Micros) {
 	}
 }
 
-// step plays a slice of a client.
+// step simulates a slice of a client.
 func (s *sim) step(i int, c *simClient) (admitted float64) {
 	s.receive(c, s.now)
 	if n := s.arrivals(i, c.demand*float64(slice)/float64(second)); n > 0 {
@@ -275,7 +274,7 @@ func (s *sim) step(i int, c *simClient) (admitted float64) {
 		c.denied += n - uint64(admitted)
 		if !forced {
 			s.free += admitted
-		} else if !c.open && c.known && !s.chaos { // out of reach
+		} else if !c.open && c.known && !s.chaos { // unreachable
 			s.extra += admitted
 		}
 		if !c.known && !s.replicas[c.replica].dead {
@@ -291,7 +290,7 @@ func (s *sim) step(i int, c *simClient) (admitted float64) {
 	return admitted
 }
 
-// tick is a client's report, or an attempt to open its stream again.
+// tick makes a client's report, or reopens its stream.
 func (s *sim) tick(c *simClient) {
 	if c.open && !s.replicas[c.replica].dead {
 		s.report(c, s.now-c.last)
@@ -308,11 +307,11 @@ func (s *sim) tick(c *simClient) {
 			return
 		}
 	}
-	s.extra += float64(c.envoy.Report().Allowed) // lost
+	s.extra += float64(c.envoy.Report().Allowed) // the report is lost
 	c.last = s.now
 }
 
-// drain closes the streams of a replica in order, and ends it.
+// drain closes the streams of a replica gracefully, and ends it.
 func (s *sim) drain(i int) {
 	r := s.replicas[i]
 	for _, a := range r.bucket.Close(s.now + r.skew) {
@@ -320,7 +319,7 @@ func (s *sim) drain(i int) {
 	}
 	for _, c := range s.clients {
 		if c.replica == i && c.open {
-			s.receive(c, shares.Micros(math.MaxInt64)) // what was sent before the end arrives
+			s.receive(c, shares.Micros(math.MaxInt64)) // messages sent before the end arrive
 			r.bucket.Leave(s.now+r.skew, c.client.ID)
 			c.open = false
 		}
@@ -331,7 +330,7 @@ func (s *sim) drain(i int) {
 	r.dead = true
 }
 
-// rename gives a client without a name of its own the next one, as its new stream has.
+// rename gives a client without a name the next ID, like a new stream.
 func (s *sim) rename(c *simClient) {
 	c.client.ID = string(rune(0x4e00 + len(s.names)))
 	s.names = append(s.names, slices.Index(s.clients, c))
@@ -346,7 +345,7 @@ func (s *sim) report(c *simClient, elapsed shares.Micros) {
 	s.reports = append(s.reports, simMessage{at: c.lateIn, client: c, usage: usage})
 }
 
-// serve plays a slice of the replicas.
+// serve simulates a slice of the replicas.
 func (s *sim) serve() {
 	rest := s.reports[:0]
 	for _, m := range s.reports {
@@ -368,7 +367,7 @@ func (s *sim) serve() {
 			continue
 		}
 		if a, ok := r.bucket.Ask(s.now + r.skew); ok {
-			if !s.alone { // as the service does, so that replicas do not ask in turn
+			if !s.alone { // like the service, so that replicas do not ask in turn
 				r.bucket.Pause(s.now + r.skew + second + shares.Micros(s.rand.Int64N(int64(second/4))))
 			}
 			if s.store.down {
@@ -388,7 +387,7 @@ func (s *sim) serve() {
 	}
 }
 
-// callStore plays a slice of the RLS callers of a replica.
+// callStore simulates a slice of the RLS callers of a replica.
 func (s *sim) callStore(r *simReplica) {
 	r.part += r.calls * float64(slice) / float64(second)
 	n := uint64(r.part)
@@ -403,7 +402,7 @@ func (s *sim) callStore(r *simReplica) {
 	s.count(granted, 0)
 }
 
-// owe follows what replicas owe a store that does not answer, which others may take before it is debited.
+// owe tracks the debts of replicas to an unavailable store, which others may take before they are debited.
 func (s *sim) owe() {
 	sum := 0.0
 	for _, r := range s.replicas {
@@ -414,7 +413,7 @@ func (s *sim) owe() {
 	s.owed = max(s.owed, sum)
 }
 
-// send carries an action to its client.
+// send sends an action to its client.
 func (s *sim) send(r *simReplica, a shares.Action) {
 	c := s.client(a.Client)
 	s.sent++
@@ -427,7 +426,7 @@ func (s *sim) send(r *simReplica, a shares.Action) {
 	c.inbox = append(c.inbox, simMessage{at: c.late, action: a})
 }
 
-// tell tells the script.
+// tell reports an event to the script.
 func (s *sim) tell(client, what string) {
 	if s.seen != nil {
 		s.seen(s.names[[]rune(client)[0]-0x4e00], what)
@@ -455,7 +454,7 @@ func (s *sim) index(t shares.Micros) int {
 	return min(max(len(s.admitted)-int((s.now-t)/slice), 0), len(s.admitted))
 }
 
-// reaches returns how long after a time 95 % of the limit were used within a second.
+// reaches returns the time until 95 % of the limit were used within a second.
 func (s *sim) reaches(from shares.Micros) float64 {
 	for t := from; t+second <= s.now; t += slice {
 		if s.used(t, t+second) >= 0.95 && s.used(t, min(t+5*second, s.now)) >= 0.95 {

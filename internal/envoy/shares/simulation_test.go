@@ -12,15 +12,15 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/sharestest"
 )
 
-// A history of 1,000 clients takes half a second, so go test plays few, with fewer clients. The figures of docs/rlqs.md are those of
-// -seeds 5000 -clients 1000. A failure names its seed, which -first plays again.
+// A history of 1,000 clients takes half a second, so go test runs few, with fewer clients. The figures of docs/rlqs.md are those of
+// -seeds 5000 -clients 1000. A failure reports its seed, which -first repeats.
 var (
 	seeds = flag.Uint64("seeds", 40, "how many histories each simulation plays")
 	first = flag.Uint64("first", 0, "the seed of the first one")
 	many  = flag.Int("clients", 100, "how many clients a simulation has at most")
 )
 
-// histories returns the seeds of the histories to play, or of a part of them.
+// histories returns the seeds of a part of the histories.
 func histories(part float64) iter.Seq[uint64] {
 	return func(yield func(uint64) bool) {
 		for seed := *first; seed < *first+max(1, uint64(float64(*seeds)*part)) && yield(seed); seed++ {
@@ -28,24 +28,24 @@ func histories(part float64) iter.Seq[uint64] {
 	}
 }
 
-// size draws how many clients there are, log-uniform, and their limit: 5 to 20 requests a second for each of them.
+// size draws the number of clients, log-uniformly, and their limit: 5 to 20 requests per second for each.
 func size(seed uint64) (clients int, rate uint64) {
 	s := newSim(seed, simLimit{}, 1, 0)
 	clients = int(math.Exp(s.rand.Float64() * math.Log(float64(*many))))
 	return clients, uint64(float64(clients) * (5 + 15*s.rand.Float64()))
 }
 
-// bucket is a token bucket with a burst of two seconds.
+// bucket returns a token bucket with a burst of two seconds.
 func bucket(rate uint64) simLimit {
 	return simLimit{Limit: shares.Limit{Hits: rate, Window: second, Burst: 2 * rate, Overdraft: true}}
 }
 
-// window is a fixed window of so many seconds.
+// window returns a fixed window of the given length.
 func window(rate uint64, length shares.Micros, mode shares.Mode) simLimit {
 	return simLimit{Limit: shares.Limit{Hits: rate * uint64(length), Window: length * second}, mode: mode}
 }
 
-// spread draws demands that add up to a total.
+// spread draws demands with the given total.
 func (s *sim) spread(total float64) {
 	sum := 0.0
 	for _, c := range s.clients {
@@ -61,7 +61,7 @@ func (s *sim) scale(by float64) {
 	}
 }
 
-// halves gives the clients of the first half one total demand, and the others another one.
+// halves sets the total demands of the first and the second half of the clients.
 func (s *sim) halves(first, second float64) {
 	half := len(s.clients) / 2
 	for i, c := range s.clients {
@@ -71,7 +71,7 @@ func (s *sim) halves(first, second float64) {
 	}
 }
 
-// change is a change of demand after which the limit is to be used again.
+// change is a change of demand after which the limit should be used again.
 type change struct {
 	name        string
 	before, now func(s *sim)
@@ -87,8 +87,8 @@ var changes = []change{
 	},
 }
 
-// TestFollows: after a change of demand, 95 % of the limit are used within 10.2 s, in 99 % of all histories. Several replicas
-// take longer, since they learn of each other once a second.
+// TestFollows checks that 95 % of the limit is used within 10.2 s after a change of demand, in 99 % of all histories. Several replicas
+// take longer, because they exchange rows once a second.
 func TestFollows(t *testing.T) {
 	t.Parallel()
 	for _, c := range changes {
@@ -131,7 +131,7 @@ func follow(t *testing.T, c change, replicas int) {
 	}
 }
 
-// TestSteady: demand of 1.5 times the limit uses all of it.
+// TestSteady checks that a demand of 1.5 times the limit uses all of it.
 func TestSteady(t *testing.T) {
 	t.Parallel()
 	used := 0.0
@@ -156,7 +156,7 @@ func TestSteady(t *testing.T) {
 	}
 }
 
-// TestBounds: whatever happens, no more is admitted than the bound of the mode says.
+// TestBounds checks that no more is admitted than the mode's bound, whatever happens.
 func TestBounds(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -185,7 +185,7 @@ func TestBounds(t *testing.T) {
 				used += s.used(from, s.now)
 				over, worst = max(over, (s.peak-float64(s.limit.Burst))/float64(rate)), max(worst, s.worst/float64(rate)/60)
 				switch strict := s.limit.mode == shares.Strict; {
-				case !strict && s.unbound > 1: // late messages are sampled exactly to a hit
+				case !strict && s.unbound > 1: // late messages are sampled, exactly to a hit
 					t.Errorf("seed %d: %.3f s of the limit beyond the bound", seed, s.unbound/float64(rate))
 				case strict && s.limit.Burst == 0 && s.worst > float64(s.limit.Hits)+s.owed:
 					t.Errorf("seed %d: %.4f of the limit in a window", seed, s.worst/float64(s.limit.Hits))
@@ -199,7 +199,7 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// TestWindows: a window is used up, and under steady demand no more in either mode.
+// TestWindows checks that a window is used up but not exceeded under steady demand, in either mode.
 func TestWindows(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -235,7 +235,7 @@ func TestWindows(t *testing.T) {
 	}
 }
 
-// TestStrands: a client with little demand leaves most of a strict window to callers of RLS that come later.
+// TestStrands checks that a client with little demand leaves most of a strict window to RLS callers that come later.
 func TestStrands(t *testing.T) {
 	t.Parallel()
 	for _, demand := range []float64{0.02, 0.1, 0.3} {
@@ -244,7 +244,7 @@ func TestStrands(t *testing.T) {
 		s := newSim(1, l, 1, 1)
 		s.clients[0].demand = demand * s.limit.rate()
 		s.run(s.now + 10*second)
-		taken := float64(s.store.take(s.now, l.Hits)) // before the client has shown what it needs, and while the window is fresh
+		taken := float64(s.store.take(s.now, l.Hits)) // before the client has shown its demand, in a new window
 		s.run(s.now + 49*second)
 		used := (taken + s.window) / float64(l.Hits)
 		t.Logf("demand of %.2f of the limit: %.3f of a window used", demand, used)
@@ -260,7 +260,7 @@ func TestStrands(t *testing.T) {
 	}
 }
 
-// TestDeadAtEdge: a replica that dies right before the end of a window leaves assignments that last into the next one.
+// TestDeadAtEdge tests a replica that dies just before the end of a window, and whose assignments last into the next one.
 func TestDeadAtEdge(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(10) {
@@ -276,7 +276,7 @@ func TestDeadAtEdge(t *testing.T) {
 	}
 }
 
-// TestInherits: a replica that starts after the edge debits what the clients of a dead one were promised beyond it.
+// TestInherits checks that a replica that starts after the boundary debits what the clients of a dead one were promised beyond it.
 func TestInherits(t *testing.T) {
 	t.Parallel()
 	asks := func(next float64) (hits int) {
@@ -299,7 +299,7 @@ func TestInherits(t *testing.T) {
 	}
 }
 
-// TestLiar: a client that reports a million times what it does takes no more than its share from the others.
+// TestLiar checks that a client that reports a million times its usage takes no more than its share from the others.
 func TestLiar(t *testing.T) {
 	t.Parallel()
 	for _, l := range []simLimit{bucket(100), window(100, 60, shares.Strict)} {
@@ -315,7 +315,7 @@ func TestLiar(t *testing.T) {
 	}
 }
 
-// othersOver runs s for a time, and returns how many hits of all clients but the first were admitted in it.
+// othersOver simulates a span, and returns the hits admitted in it of all clients except the first.
 func (s *sim) othersOver(span shares.Micros) (admitted uint64) {
 	for _, c := range s.clients[1:] {
 		admitted -= c.envoy.Admitted
@@ -327,8 +327,8 @@ func (s *sim) othersOver(span shares.Micros) (admitted uint64) {
 	return admitted
 }
 
-// TestQuietLiar: a client that reports a million times what it was allowed, and that nothing was denied, leaves the others a third of
-// what they want: reports are believed up to twice an assignment, since they may be late.
+// TestQuietLiar checks that a client that reports a million times its allowed requests, and no denied ones, leaves the others a third of
+// their demand. Reports count up to twice an assignment, because they may be late.
 func TestQuietLiar(t *testing.T) {
 	t.Parallel()
 	s := newSim(1, bucket(100), 1, 10)
@@ -342,7 +342,7 @@ func TestQuietLiar(t *testing.T) {
 	}
 }
 
-// TestPause: a bucket that pauses asks when that is over, or when a window begins.
+// TestPause checks that a paused bucket asks at the end of the pause, or when a window begins.
 func TestPause(t *testing.T) {
 	t.Parallel()
 	const edge = 660 * second
@@ -369,7 +369,7 @@ func TestPause(t *testing.T) {
 	}
 }
 
-// TestRowLife: in strict mode a row counts until what its replica assigned has run out, though clients report seldom.
+// TestRowLife checks that in strict mode a row is valid until its replica's assignments have expired, even if clients report rarely.
 func TestRowLife(t *testing.T) {
 	t.Parallel()
 	for _, every := range []shares.Micros{5, 14} {
@@ -402,7 +402,7 @@ func TestRowLife(t *testing.T) {
 	}
 }
 
-// TestReconnects: a client whose stream was replaced while the store was asked is told by the new one.
+// TestReconnects checks that a client whose stream was replaced while the store was asked gets the answer on the new one.
 func TestReconnects(t *testing.T) {
 	t.Parallel()
 	now := 600 * second
@@ -420,7 +420,7 @@ func TestReconnects(t *testing.T) {
 	for b.Next() <= 615*second {
 		step(func() {})
 	}
-	// It was silent for so long that it is told to forget the bucket, and still has its share.
+	// After a long silence, it is told to abandon the bucket, although it still has its share.
 	told := step(func() { report("new") })
 	for len(told) == 0 || told[0].Tag != "new" {
 		told = step(func() {})

@@ -6,7 +6,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/envoy/shares"
 )
 
-// TestFloods: of a strict window that clients flood for 5 s now and then, RLS callers get what the clients do not use.
+// TestFloods checks that RLS callers get the hits that clients do not use, if clients flood a strict window for 5 s occasionally.
 func TestFloods(t *testing.T) {
 	t.Parallel()
 	l := simLimit{Limit: shares.Limit{Hits: 1200, Window: 60 * second}, mode: shares.Strict, delivery: 10 * second}
@@ -41,8 +41,8 @@ func TestFloods(t *testing.T) {
 	}
 }
 
-// TestWholeWindow: if callers take all of a new window before anything is debited for old assignments, clients are stopped at once. So
-// they are if the store does not answer when a window begins.
+// TestWholeWindow checks that clients are stopped immediately if callers take all of a new window before hits for old assignments are
+// debited, or if the store does not answer when a window begins.
 func TestWholeWindow(t *testing.T) {
 	t.Parallel()
 	l := simLimit{Limit: shares.Limit{Hits: 1200, Window: 60 * second}, mode: shares.Strict, delivery: 10 * second}
@@ -68,7 +68,7 @@ func TestWholeWindow(t *testing.T) {
 	}
 }
 
-// TestOtherNumber: a strict window whose number is raised and lowered again still admits what is left of it.
+// TestOtherNumber checks that a strict window whose number is raised and lowered again still admits the hits left.
 func TestOtherNumber(t *testing.T) {
 	t.Parallel()
 	for _, replicas := range []int{0, 2} {

@@ -31,7 +31,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// Lines stay lines, JSON says the same, and no line of a workflow is a command.
+// TestWriter checks that lines and the meaning of JSON are preserved, and that no line is a command of a workflow.
 func TestWriter(t *testing.T) {
 	t.Parallel()
 	for _, actions := range []bool{false, true} {
@@ -82,7 +82,7 @@ func FuzzText(f *testing.F) {
 	})
 }
 
-// A shell takes a word as what it was made of.
+// TestWord checks that a shell parses the result of Word as the original text.
 func TestWord(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"", "user=ann,path=/a/b", "it's", "a$(touch x)`y`", `a\b"c`, "*?[a]~", "a b;c&d|e<f>(g)#h!i", "--x", "ü"} {

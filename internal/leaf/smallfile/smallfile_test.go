@@ -35,7 +35,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// What comes through a pipe is waited for, but not indefinitely.
+// TestReadAll checks that reading a pipe waits for its content, but not indefinitely.
 func TestReadAll(t *testing.T) {
 	t.Parallel()
 	pipe := filepath.Join(t.TempDir(), "pipe")

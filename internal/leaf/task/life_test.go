@@ -32,7 +32,7 @@ func TestLife(t *testing.T) {
 		if err := <-ran; err != nil {
 			t.Error(err)
 		}
-		l.End() // once more does no harm
+		l.End() // a second call is harmless
 	})
 }
 

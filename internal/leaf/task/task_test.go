@@ -23,7 +23,7 @@ func newGroup(bound time.Duration) *task.Group {
 	return task.NewGroup(slog.New(slog.DiscardHandler), bound)
 }
 
-// journal notes what happens, in order.
+// journal records events in order.
 type journal struct {
 	mu    sync.Mutex
 	lines []string
@@ -35,14 +35,14 @@ func (j *journal) note(line string) {
 	j.lines = append(j.lines, line)
 }
 
-// noted is what was noted so far.
+// noted returns the events so far.
 func (j *journal) noted() []string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return slices.Clone(j.lines)
 }
 
-// waits is a task that notes its end, which takes a second.
+// waits returns a task that takes a second to end, and records its end.
 func (j *journal) waits(name string) task.Func {
 	return task.Func{Name: name, Do: func(ctx context.Context) error {
 		<-ctx.Done()

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// TestOutage: what fails for a moment is not told, and what fails for long once, as is its end.
+// TestOutage checks that short failures are not logged, and that long ones and their end are logged once.
 func TestOutage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-// TestPool: one caller may have everything, until another comes.
+// TestPool checks that one caller may have almost everything until another one comes.
 func TestPool(t *testing.T) {
 	t.Parallel()
 	p := NewPool[string](80, 0.25)
@@ -19,12 +19,12 @@ func TestPool(t *testing.T) {
 		caller string
 		n      int
 		ok     bool
-		big    int // afterwards
+		big    int // amount of big afterwards
 	}{
-		{"big", 80, true, 80}, // no one else has any
+		{"big", 80, true, 80}, // no other caller has any
 		{"big", 1, false, 80},
-		{"small", 5, true, 70}, // in the place of 10
-		{"big", 1, false, 70},  // an eighth is for others
+		{"small", 5, true, 70}, // replaces 10 of big
+		{"big", 1, false, 70},  // an eighth is reserved for others
 		{"small", 15, true, 60},
 		{"small", 1, false, 60}, // beyond its share
 		{"other", 10, true, 50},
@@ -38,7 +38,7 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// TestPoolWithoutShares: no client gives way, and nothing is left to others.
+// TestPoolWithoutShares checks that without a share no caller gives way, and nothing is reserved for others.
 func TestPoolWithoutShares(t *testing.T) {
 	t.Parallel()
 	for _, share := range []float64{0, 1, 2} {
@@ -53,7 +53,7 @@ func TestPoolWithoutShares(t *testing.T) {
 	}
 }
 
-// TestPoolThatCannotEvict: there is no room if the caller that has most keeps what it has.
+// TestPoolThatCannotEvict checks that there is no room if evict releases nothing.
 func TestPoolThatCannotEvict(t *testing.T) {
 	t.Parallel()
 	p := NewPool[string](80, 0.25)

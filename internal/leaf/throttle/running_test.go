@@ -2,7 +2,7 @@ package throttle
 
 import "testing"
 
-// TestRunning: so much may be in progress with one key, and in all; what has ended makes room, and is not remembered.
+// TestRunning checks the bounds per key and in total, and that ended operations free their places and are forgotten.
 func TestRunning(t *testing.T) {
 	t.Parallel()
 	r := AtMost[string](2, 3)
@@ -20,7 +20,7 @@ func TestRunning(t *testing.T) {
 	one, two := begin("a", true), begin("a", true)
 	begin("a", false)
 	three := begin("b", true)
-	begin("b", false) // since there are three in all
+	begin("b", false) // three in total
 	one()
 	four := begin("b", true)
 	for _, done := range []func(){two, three, four} {

@@ -9,7 +9,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
 )
 
-// TestTurns: so many have a turn at a time. Others wait, for 5 s, and places rest.
+// TestTurns checks that the number of concurrent turns is bounded, that other callers wait up to 5 s, and that places rest.
 func TestTurns(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -39,7 +39,7 @@ func TestTurns(t *testing.T) {
 	})
 }
 
-// TestTurnsOfTheGone: a free turn is taken although the context has ended.
+// TestTurnsOfTheGone checks that a free turn is granted even if the context has ended.
 func TestTurnsOfTheGone(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())

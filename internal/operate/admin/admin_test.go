@@ -22,6 +22,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/observe"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -35,6 +36,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type server struct {
 	adminv1.AdminServiceClient
 
+	conn    *grpc.ClientConn
 	limiter *limiter.Limiter
 	service *admin.Service
 	now     atomic.Int64 // in µs
@@ -96,20 +98,12 @@ func (s *server) serve(t *testing.T, store backend.Backend, ln net.Listener, c a
 		}
 		g.Stop()
 	})
-	s.AdminServiceClient = adminv1.NewAdminServiceClient(conn)
+	s.conn, s.AdminServiceClient = conn, adminv1.NewAdminServiceClient(conn)
 }
 
 func (s *server) load(t *testing.T, rules ...string) {
 	t.Helper()
-	var sources []descriptors.Source
-	for i, text := range rules {
-		sources = append(sources, descriptors.Source{Name: strings.Repeat("more/", i) + "rules.yaml", Data: []byte(text)})
-	}
-	set, problems, err := descriptors.Load(sources, descriptors.Options{})
-	if err != nil {
-		t.Fatalf("loading rules: %v\n%v", err, problems)
-	}
-	s.limiter.SetRules(set)
+	s.limiter.SetRules(rulefiletest.Load(t, rules...))
 }
 
 // hit takes hits from the counter of a descriptor, and reports whether it was denied.
@@ -164,6 +158,13 @@ descriptors:
     rate_limit: {unit: second, requests_per_unit: 1, algorithm: leaky_bucket, burst: 5}
   - key: nothing
 `
+
+// failing makes a call and returns its error.
+func failing[Request, Answer any](t *testing.T, call func(context.Context, *Request, ...grpc.CallOption) (*Answer, error), q *Request) error {
+	t.Helper()
+	_, err := call(t.Context(), q)
+	return err
+}
 
 func wantStatus(t *testing.T, err error, code codes.Code, text string) {
 	t.Helper()

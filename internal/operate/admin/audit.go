@@ -119,6 +119,9 @@ func left(c *limiter.Counter) string {
 	if c.Decision.Penalty > 0 {
 		return c.Rule.Path + ": a penalty runs"
 	}
+	if c.Overdraft > 0 {
+		return fmt.Sprintf("%s: %d over the limit", c.Rule.Path, c.Overdraft)
+	}
 	return fmt.Sprintf("%s: %d left", c.Rule.Path, c.Decision.Left)
 }
 

@@ -219,12 +219,14 @@ func (s methods) Grant(ctx context.Context, q *adminv1.GrantRequest) (*adminv1.G
 	}
 	a := actOf(ctx)
 	a.Before, a.After = left(before), left(after)
-	return &adminv1.GrantResponse{
+	m := &adminv1.GrantResponse{
 		Rule:    RuleMessage(after.Rule),
 		Before:  counterMessage(before.Name, &before.RateLimits, &before.Decision),
 		Counter: counterMessage(after.Name, &after.RateLimits, &after.Decision),
 		Reach:   s.counting(ctx),
-	}, nil
+	}
+	m.Before.Overdraft, m.Counter.Overdraft = before.Overdraft, after.Overdraft
+	return m, nil
 }
 
 // controlMessage converts c, as who may see it; nil becomes nil.

@@ -27,7 +27,8 @@ func TestInvalidControls(t *testing.T) {
 	ctx := t.Context()
 	limit := func(change func(*adminv1.LimitRequest)) error {
 		q := &adminv1.LimitRequest{
-			Domain: "shop", Entries: entries("user", "u1"), For: durationpb.New(time.Hour), To: &adminv1.Override{RequestsPerUnit: 5, Unit: adminv1.Unit_UNIT_MINUTE},
+			Domain: "shop", Entries: entries("user", "u1"), For: durationpb.New(time.Hour),
+			To: &adminv1.Override{RequestsPerUnit: 5, Unit: adminv1.Unit_UNIT_MINUTE},
 		}
 		change(q)
 		_, err := s.Limit(ctx, q)
@@ -55,7 +56,10 @@ func TestInvalidControls(t *testing.T) {
 		want string
 	}{
 		{blocked(&adminv1.BlockRequest{}), codes.InvalidArgument, "the duration is missing: set the field for, from 1s to 30 days (720h)"},
-		{blocked(&adminv1.BlockRequest{For: &durationpb.Duration{Seconds: 9999999 * 3600}}), codes.InvalidArgument, "for is 35999996400 seconds: it must be from 1s to 30 days (720h)"},
+		{
+			blocked(&adminv1.BlockRequest{For: &durationpb.Duration{Seconds: 9999999 * 3600}}),
+			codes.InvalidArgument, "for is 35999996400 seconds: it must be from 1s to 30 days (720h)",
+		},
 		{blocked(&adminv1.BlockRequest{For: &durationpb.Duration{Seconds: 1, Nanos: -1}}), codes.InvalidArgument, "from 1s to 30 days"},
 		{blocked(&adminv1.BlockRequest{For: &durationpb.Duration{Seconds: 1 << 40}}), codes.InvalidArgument, "from 1s to 30 days"},
 		{blocked(block("", time.Hour, "user", "u1")), codes.InvalidArgument, "the domain is empty"},
@@ -149,48 +153,26 @@ func TestPagesOfLargeControls(t *testing.T) {
 // TestEnormousControls: texts of any length are rejected, in a message that every client can receive.
 func TestEnormousControls(t *testing.T) {
 	s := start(t, shop)
-	ctx, long := t.Context(), strings.Repeat("x", 1<<20)
-	to, hour := &adminv1.Override{RequestsPerUnit: 5, Unit: adminv1.Unit_UNIT_MINUTE}, durationpb.New(time.Hour)
-	for name, f := range map[string]func() error{
-		"block domain": func() error { _, err := s.Block(ctx, block(long, time.Hour, "user", "u1")); return err },
-		"block key":    func() error { _, err := s.Block(ctx, block("shop", time.Hour, long, "u1")); return err },
-		"block reason": func() error {
-			_, err := s.Block(ctx, &adminv1.BlockRequest{Domain: "shop", Below: true, For: hour, Reason: long})
-			return err
-		},
-		"limit name": func() error {
-			_, err := s.Limit(ctx, &adminv1.LimitRequest{Domain: "shop", Entries: entries("user", "u1"), For: hour, To: to, LimitName: long})
-			return err
-		},
-		"limit name below": func() error {
-			_, err := s.Limit(ctx, &adminv1.LimitRequest{Domain: "shop", Below: true, For: hour, To: to, LimitName: long})
-			return err
-		},
-		"limit domain": func() error {
-			_, err := s.Limit(ctx, &adminv1.LimitRequest{Domain: long, Entries: entries("user", "u1"), For: hour, To: to})
-			return err
-		},
-		"limit value": func() error {
-			_, err := s.Limit(ctx, &adminv1.LimitRequest{Domain: "shop", Entries: entries("none", long), For: hour, To: to})
-			return err
-		},
-		"limit key": func() error {
-			_, err := s.Limit(ctx, &adminv1.LimitRequest{Domain: "shop", Entries: entries(long, "x"), For: hour, To: to})
-			return err
-		},
-		"lift": func() error { _, err := s.Lift(ctx, &adminv1.LiftRequest{Ids: []string{long}}); return err },
-		"grant domain": func() error {
-			_, err := s.Grant(ctx, &adminv1.GrantRequest{Domain: long, Hits: 1, Entries: entries("user", "u1")})
-			return err
-		},
-		"grant key": func() error {
-			_, err := s.Grant(ctx, &adminv1.GrantRequest{Domain: "shop", Hits: 1, Entries: entries(long, "u1")})
-			return err
-		},
-		"top rule":   func() error { _, err := s.Top(ctx, &adminv1.TopRequest{Rule: long}); return err },
-		"top domain": func() error { _, err := s.Top(ctx, &adminv1.TopRequest{Rule: "shop.user", Domain: long}); return err },
+	long, hour := strings.Repeat("x", 1<<20), durationpb.New(time.Hour)
+	limit := func(domain string, below bool, name string, e ...string) *adminv1.LimitRequest {
+		to := &adminv1.Override{RequestsPerUnit: 5, Unit: adminv1.Unit_UNIT_MINUTE}
+		return &adminv1.LimitRequest{Domain: domain, Below: below, LimitName: name, Entries: entries(e...), For: hour, To: to}
+	}
+	for name, err := range map[string]error{
+		"block domain":     failing(t, s.Block, block(long, time.Hour, "user", "u1")),
+		"block key":        failing(t, s.Block, block("shop", time.Hour, long, "u1")),
+		"block reason":     failing(t, s.Block, &adminv1.BlockRequest{Domain: "shop", Below: true, For: hour, Reason: long}),
+		"limit name":       failing(t, s.Limit, limit("shop", false, long, "user", "u1")),
+		"limit name below": failing(t, s.Limit, limit("shop", true, long)),
+		"limit domain":     failing(t, s.Limit, limit(long, false, "", "user", "u1")),
+		"limit value":      failing(t, s.Limit, limit("shop", false, "", "none", long)),
+		"limit key":        failing(t, s.Limit, limit("shop", false, "", long, "x")),
+		"lift":             failing(t, s.Lift, &adminv1.LiftRequest{Ids: []string{long}}),
+		"grant domain":     failing(t, s.Grant, &adminv1.GrantRequest{Domain: long, Hits: 1, Entries: entries("user", "u1")}),
+		"grant key":        failing(t, s.Grant, &adminv1.GrantRequest{Domain: "shop", Hits: 1, Entries: entries(long, "u1")}),
+		"top rule":         failing(t, s.Top, &adminv1.TopRequest{Rule: long}),
+		"top domain":       failing(t, s.Top, &adminv1.TopRequest{Rule: "shop.user", Domain: long}),
 	} {
-		err := f()
 		if c := status.Code(err); c != codes.InvalidArgument && c != codes.NotFound {
 			t.Errorf("%s: the code is %v", name, c)
 		}

@@ -57,7 +57,7 @@ func (s methods) Peek(ctx context.Context, q *adminv1.PeekRequest) (*adminv1.Pee
 		return nil, err
 	}
 	m := counterMessage(c.Name, &c.RateLimits, &c.Decision)
-	m.Rejects = c.Rejects
+	m.Rejects, m.Overdraft = c.Rejects, c.Overdraft
 	return &adminv1.PeekResponse{Rule: RuleMessage(c.Rule), Counter: m}, nil
 }
 

@@ -7,17 +7,18 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"os"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -63,18 +64,14 @@ var domainCalls = map[string]struct{ own, other string }{
 // twoDomains is a server with rules of two domains, hits and controls in both, and a token for one of them: ann's.
 func twoDomains(t *testing.T) (s *server, addr, web string) {
 	t.Helper()
-	access := admin.Access{TokenFile: tokenFile(t, "root: all\nann[domains=shop,other]: some\nbob[domains=bank]: bank"), ReadTokenFile: tokenFile(t, "eve[domains=shop]: look\nsue: read")}
+	access := admin.Access{
+		TokenFile:     tokenFile(t, "root: all\nann[domains=shop,other]: some\nbob[domains=bank]: bank"),
+		ReadTokenFile: tokenFile(t, "eve[domains=shop]: look\nsue: read"),
+	}
 	ln := testkit.Listen(t)
 	s = startOn(t, "", ln, admin.Config{Access: access})
-	var sources []descriptors.Source
-	for _, d := range []string{"shop", "bank"} {
-		sources = append(sources, descriptors.Source{Name: d + ".yaml", Data: []byte("domain: " + d + "\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 9}}]")})
-	}
-	set, problems, err := descriptors.Load(sources, descriptors.Options{})
-	if err != nil {
-		t.Fatal(problems)
-	}
-	s.limiter.SetRules(set)
+	const rules = "\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 9}}]"
+	s.load(t, "domain: shop"+rules, "domain: bank"+rules)
 	for _, d := range []string{"shop", "bank"} {
 		s.hit(t, d, 2, "user", "u")
 		if _, err := s.Block(bearer(t.Context(), "Bearer all"), block(d, time.Hour, "user", d)); err != nil {
@@ -86,58 +83,6 @@ func twoDomains(t *testing.T) (s *server, addr, web string) {
 		t.Fatal(err)
 	}
 	return s, ln.Addr().String(), serveHTTP(t, h)
-}
-
-// TestDomainsOfTokens: with a token for a domain every method, over gRPC and over HTTP, shows and changes what is in that domain alone.
-func TestDomainsOfTokens(t *testing.T) {
-	_, addr, web := twoDomains(t)
-	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	paths := map[string][2]string{}
-	for path, verbs := range openAPI(t) {
-		for verb, m := range verbs {
-			paths[strings.TrimPrefix(m.OperationID, "AdminService_")] = [2]string{strings.ToUpper(verb), web + path}
-		}
-	}
-	desc := adminv1.AdminService_ServiceDesc
-	var methods []string
-	for _, m := range desc.Methods {
-		methods = append(methods, m.MethodName)
-	}
-	for _, m := range append(methods, "Watch") {
-		calls, known := domainCalls[m]
-		if !known {
-			t.Errorf("%s is not in the table: say what a token for some domains may do with it", m)
-		}
-		for _, one := range []struct {
-			query string
-			want  bool
-		}{{calls.own, true}, {calls.other, false}} {
-			if one.query == "" || m == "Watch" && one.want { // which TestWatchInDomains has
-				continue
-			}
-			code, answer := overGRPC(t, conn, "some", m, one.query)
-			check(t, "gRPC "+m+" "+one.query, code == codes.PermissionDenied, one.want, answer)
-			p := paths[m]
-			httpCode, answer := overHTTP(t, p[0], p[1], "some", one.query)
-			check(t, "HTTP "+m+" "+one.query, httpCode == http.StatusForbidden, one.want, answer)
-			if m == "Watch" {
-				continue
-			}
-			if code, answer := overGRPC(t, conn, "all", m, one.query); code == codes.PermissionDenied {
-				t.Errorf("%s %s with a token without domains: %s", m, one.query, answer)
-			}
-		}
-	}
-	if code, answer := overGRPC(t, conn, "look", "Peek", domainCalls["Peek"].other); code != codes.PermissionDenied {
-		t.Errorf("a read token of another domain: %v %s", code, answer)
-	}
-	if code, answer := overGRPC(t, conn, "look", "Reset", domainCalls["Reset"].own); code != codes.PermissionDenied {
-		t.Errorf("a read token resets: %v %s", code, answer)
-	}
 }
 
 // TestTurns: calls with tokens for some domains leave room for others while they wait for the store, and one caller has so many at most.
@@ -203,31 +148,39 @@ func check(t *testing.T, what string, denied, want bool, answer string) {
 
 func overGRPC(t *testing.T, conn *grpc.ClientConn, token, method, query string) (codes.Code, string) {
 	t.Helper()
-	q, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName("ratelimitd.admin.v1." + method + "Request"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName("ratelimitd.admin.v1." + method + "Response"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ask, answer := q.New().Interface(), a.New().Interface()
-	if err := protojson.Unmarshal([]byte(query), ask); err != nil {
-		t.Fatal(err)
-	}
-	ctx := bearer(t.Context(), "Bearer "+token)
-	if method == "Watch" {
-		var stream grpc.ServerStreamingClient[adminv1.WatchResponse]
-		if stream, err = adminv1.NewAdminServiceClient(conn).Watch(ctx, ask.(*adminv1.WatchRequest)); err == nil {
-			_, err = stream.Recv()
-		}
-	} else {
-		err = conn.Invoke(ctx, "/ratelimitd.admin.v1.AdminService/"+method, ask, answer)
-	}
+	answer, err := invoke(t, bearer(t.Context(), "Bearer "+token), conn, method, query)
 	if err != nil {
 		return status.Code(err), status.Convert(err).Message()
 	}
 	return codes.OK, protojson.Format(answer)
+}
+
+// invoke makes a call. A stream is answered once it has begun.
+func invoke(t *testing.T, ctx context.Context, conn *grpc.ClientConn, method, query string) (answer proto.Message, err error) { //nolint:ireturn,revive // any message; t is first
+	t.Helper()
+	message := func(kind string) proto.Message {
+		m, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName("ratelimitd.admin.v1." + method + kind))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m.New().Interface()
+	}
+	ask, answer := message("Request"), message("Response")
+	if err := protojson.Unmarshal([]byte(query), ask); err != nil {
+		t.Fatal(err)
+	}
+	if method != "Watch" {
+		return answer, conn.Invoke(ctx, "/ratelimitd.admin.v1.AdminService/"+method, ask, answer)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := adminv1.NewAdminServiceClient(conn).Watch(ctx, ask.(*adminv1.WatchRequest))
+	if err == nil {
+		if header, failed := stream.Header(); failed != nil || header == nil {
+			_, err = stream.Recv()
+		}
+	}
+	return answer, err
 }
 
 func overHTTP(t *testing.T, verb, at, token, query string) (code int, answer string) {
@@ -319,9 +272,7 @@ func TestTokenIsReplaced(t *testing.T) {
 	s := startOn(t, shop, testkit.Listen(t), admin.Config{Access: admin.Access{TokenFile: file}})
 	ann := watchingAs(t, bearer(t.Context(), "Bearer some"), s, &adminv1.WatchRequest{})
 	bob := watchingAs(t, bearer(t.Context(), "Bearer other"), s, &adminv1.WatchRequest{})
-	if err := os.WriteFile(file, []byte("bob[domains=bank]: other"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.WriteFile(t, file, "bob[domains=bank]: other")
 	_, err := ann.Recv()
 	wantStatus(t, err, codes.Unauthenticated, "the token is wrong")
 	_, err = bob.Recv()
@@ -348,6 +299,135 @@ func TestDomainsInFiles(t *testing.T) {
 		_, err := admin.ReadTokens(tokenFile(t, "bob: two\n"+line))
 		if err == nil || !strings.Contains(err.Error(), "line 2: the domains of a token follow its name, separated by commas without spaces, such as ann[domains=shop,search]: TOKEN") {
 			t.Errorf("%q: %v", line, err)
+		}
+	}
+}
+
+// permissions has the code with which each kind of token is answered: a wrong one, those of root, of ann (shop, other), and of bob (bank),
+// which are for changes, and those of sue and of eve (shop), which are for looking. A request is about the domain shop, about another
+// one or the whole server, or, with none, about no domain in particular.
+const permissions = `
+                    wrong              all                some               bank               read               look
+Watch own           Unauthenticated    OK                 OK                 OK                 OK                 OK
+Watch other         Unauthenticated    OK                 PermissionDenied   OK                 OK                 PermissionDenied
+ListRules own       Unauthenticated    OK                 OK                 OK                 OK                 OK
+Explain own         Unauthenticated    OK                 OK                 PermissionDenied   OK                 OK
+Explain other       Unauthenticated    OK                 PermissionDenied   OK                 OK                 PermissionDenied
+Peek own            Unauthenticated    OK                 OK                 PermissionDenied   OK                 OK
+Peek other          Unauthenticated    OK                 PermissionDenied   OK                 OK                 PermissionDenied
+Reset own           Unauthenticated    OK                 OK                 PermissionDenied   PermissionDenied   PermissionDenied
+Reset other         Unauthenticated    OK                 PermissionDenied   OK                 PermissionDenied   PermissionDenied
+Block own           Unauthenticated    OK                 OK                 PermissionDenied   PermissionDenied   PermissionDenied
+Block other         Unauthenticated    OK                 PermissionDenied   OK                 PermissionDenied   PermissionDenied
+Allow own           Unauthenticated    OK                 OK                 PermissionDenied   PermissionDenied   PermissionDenied
+Allow other         Unauthenticated    InvalidArgument    PermissionDenied   PermissionDenied   PermissionDenied   PermissionDenied
+Limit own           Unauthenticated    OK                 OK                 PermissionDenied   PermissionDenied   PermissionDenied
+Limit other         Unauthenticated    OK                 PermissionDenied   OK                 PermissionDenied   PermissionDenied
+Lift own            Unauthenticated    NotFound           NotFound           NotFound           PermissionDenied   PermissionDenied
+ListControls own    Unauthenticated    OK                 OK                 OK                 OK                 OK
+ListControls other  Unauthenticated    OK                 PermissionDenied   OK                 OK                 PermissionDenied
+Grant own           Unauthenticated    OK                 OK                 PermissionDenied   PermissionDenied   PermissionDenied
+Grant other         Unauthenticated    OK                 PermissionDenied   OK                 PermissionDenied   PermissionDenied
+Audit own           Unauthenticated    OK                 OK                 OK                 OK                 OK
+Audit other         Unauthenticated    OK                 PermissionDenied   OK                 OK                 PermissionDenied
+Top own             Unauthenticated    OK                 OK                 OK                 OK                 OK
+Top other           Unauthenticated    OK                 PermissionDenied   OK                 OK                 PermissionDenied
+Status own          Unauthenticated    Unimplemented      Unimplemented      Unimplemented      Unimplemented      Unimplemented
+ReloadRules other   Unauthenticated    Unimplemented      PermissionDenied   PermissionDenied   PermissionDenied   PermissionDenied
+Drain other         Unauthenticated    Unimplemented      PermissionDenied   PermissionDenied   PermissionDenied   PermissionDenied
+GetTenant other     Unauthenticated    NotFound           PermissionDenied   PermissionDenied   NotFound           PermissionDenied
+SetTenant other     Unauthenticated    InvalidArgument    PermissionDenied   PermissionDenied   PermissionDenied   PermissionDenied
+UnsetTenant other   Unauthenticated    FailedPrecondition PermissionDenied   PermissionDenied   PermissionDenied   PermissionDenied
+ListTenants other   Unauthenticated    OK                 PermissionDenied   PermissionDenied   OK                 PermissionDenied
+ImportTenants other Unauthenticated    InvalidArgument    PermissionDenied   PermissionDenied   PermissionDenied   PermissionDenied
+`
+
+// TestPermissions: what a token is good for is the same over gRPC and over HTTP, for every method and domain. With a token for some
+// domains nothing shows or changes what is in another one.
+func TestPermissions(t *testing.T) {
+	_, addr, web := twoDomains(t)
+	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	paths := map[string][2]string{}
+	for path, verbs := range openAPI(t) {
+		for verb, m := range verbs {
+			paths[strings.TrimPrefix(m.OperationID, "AdminService_")] = [2]string{strings.ToUpper(verb), web + path}
+		}
+	}
+	desc, methods := adminv1.AdminService_ServiceDesc, []string{"Watch"}
+	for _, m := range desc.Methods {
+		methods = append(methods, m.MethodName)
+	}
+	var got strings.Builder
+	tokens := []string{"wrong", "all", "some", "bank", "read", "look"}
+	fmt.Fprintf(&got, "\n%19s", "")
+	for _, token := range tokens[:5] {
+		fmt.Fprintf(&got, " %-18s", token)
+	}
+	got.WriteString(" look\n")
+	for _, m := range methods {
+		calls, known := domainCalls[m]
+		if !known {
+			t.Errorf("%s is not in the table: say what a token for some domains may do with it", m)
+		}
+		if m == "Lift" {
+			calls.own = `{"ids":["0123456789abcdef"]}`
+		}
+		for _, one := range [][2]string{{"own", calls.own}, {"other", calls.other}} {
+			if one[1] == "" {
+				continue
+			}
+			line := fmt.Sprintf("%-19s", m+" "+one[0])
+			for _, token := range tokens {
+				code, answer := overGRPC(t, conn, token, m, one[1])
+				line += fmt.Sprintf(" %-18s", code)
+				if m == "Watch" && code == codes.OK {
+					continue
+				}
+				httpCode, httpAnswer := overHTTP(t, paths[m][0], paths[m][1], token, one[1])
+				if (code == codes.PermissionDenied) != (httpCode == http.StatusForbidden) || (code == codes.Unauthenticated) != (httpCode == http.StatusUnauthorized) {
+					t.Errorf("%s %s with %s: %v over gRPC, but %d over HTTP: %s", m, one[1], token, code, httpCode, httpAnswer)
+				}
+				if token == "some" {
+					check(t, "gRPC "+m+" "+one[1], code == codes.PermissionDenied, one[0] == "own", answer)
+					check(t, "HTTP "+m+" "+one[1], httpCode == http.StatusForbidden, one[0] == "own", httpAnswer)
+				}
+			}
+			got.WriteString(strings.TrimSpace(line) + "\n")
+		}
+	}
+	if d := cmp.Diff(permissions, got.String()); d != "" {
+		t.Errorf("(-want +got)\n%s\n%s", d, got.String())
+	}
+}
+
+// TestProblemsInDomains: what is wrong with rules is for those who may see their domain, and its text for those who may change something.
+func TestProblemsInDomains(t *testing.T) {
+	all := descriptors.Problems{
+		{File: "a.yaml", Domain: "shop", Path: "shop.user", Text: "secret warning", Bare: "warning", Warning: true},
+		{File: "b.yaml", Domain: "bank", Path: "bank.user", Text: "secret error", Bare: "error"},
+		{File: "c.yaml", Text: "secret text", Bare: "no YAML"},
+	}
+	for _, tt := range []struct {
+		who  admin.Who
+		want string
+	}{
+		{admin.Who{Full: true}, "b.yaml bank.user secret error; c.yaml  secret text; a.yaml shop.user secret warning; of 3"},
+		{admin.Who{}, "b.yaml  error; c.yaml  no YAML; a.yaml  warning; of 3"},
+		{admin.Who{Full: true, Domains: []string{"shop"}}, "a.yaml shop.user secret warning; of 1"},
+		{admin.Who{Domains: []string{"bank", "none"}}, "b.yaml  error; of 1"},
+		{admin.Who{Full: true, Domains: []string{}}, "of 0"},
+	} {
+		first, total := tt.who.Problems(all)
+		got := ""
+		for _, p := range first {
+			got += fmt.Sprintf("%s %s %s; ", p.GetFile(), p.GetPath(), p.GetText())
+		}
+		if got += fmt.Sprintf("of %d", total); got != tt.want {
+			t.Errorf("%+v sees %q, want %q", tt.who, got, tt.want)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,68 +18,24 @@ import (
 
 func TestInvalid(t *testing.T) {
 	s := start(t, shop)
-	ctx := t.Context()
-	var many []*adminv1.Descriptor
-	for range limiter.MaxDescriptors + 1 {
-		many = append(many, &adminv1.Descriptor{Entries: entries("user", "u")})
-	}
-	long := entries(slicesOf(2*(limiter.MaxEntries+1), "k")...)
-	for name, call := range map[string]func() error{
-		"Explain, no domain": func() error {
-			_, err := s.Explain(ctx, &adminv1.ExplainRequest{Descriptors: many[:1]})
-			return err
-		},
-		"Explain, no descriptors": func() error {
-			_, err := s.Explain(ctx, &adminv1.ExplainRequest{Domain: "shop"})
-			return err
-		},
-		"Explain, 1,025 descriptors": func() error {
-			_, err := s.Explain(ctx, &adminv1.ExplainRequest{Domain: "shop", Descriptors: many})
-			return err
-		},
-		"Explain, 257 entries": func() error {
-			_, err := s.Explain(ctx, &adminv1.ExplainRequest{Domain: "shop", Descriptors: []*adminv1.Descriptor{{Entries: long}}})
-			return err
-		},
-		"Peek, no domain": func() error {
-			_, err := s.Peek(ctx, &adminv1.PeekRequest{Entries: entries("user", "u")})
-			return err
-		},
-		"Peek, no entries": func() error {
-			_, err := s.Peek(ctx, &adminv1.PeekRequest{Domain: "shop"})
-			return err
-		},
-		"Peek, 257 entries": func() error {
-			_, err := s.Peek(ctx, &adminv1.PeekRequest{Domain: "shop", Entries: long})
-			return err
-		},
-		"Reset, no domain": func() error {
-			_, err := s.Reset(ctx, &adminv1.ResetRequest{Entries: entries("user", "u")})
-			return err
-		},
-		"Reset, no entries": func() error {
-			_, err := s.Reset(ctx, &adminv1.ResetRequest{Domain: "shop"})
-			return err
-		},
-		"ListRules, page size": func() error {
-			_, err := s.ListRules(ctx, &adminv1.ListRulesRequest{PageSize: -1})
-			return err
-		},
-		"ListRules, token": func() error {
-			_, err := s.ListRules(ctx, &adminv1.ListRulesRequest{PageToken: "no token"})
-			return err
-		},
+	one := []*adminv1.Descriptor{{Entries: entries("user", "u")}}
+	many := slices.Repeat(one, limiter.MaxDescriptors+1)
+	long := entries(slices.Repeat([]string{"k"}, 2*(limiter.MaxEntries+1))...)
+	for name, err := range map[string]error{
+		"Explain, no domain":         failing(t, s.Explain, &adminv1.ExplainRequest{Descriptors: one}),
+		"Explain, no descriptors":    failing(t, s.Explain, &adminv1.ExplainRequest{Domain: "shop"}),
+		"Explain, 1,025 descriptors": failing(t, s.Explain, &adminv1.ExplainRequest{Domain: "shop", Descriptors: many}),
+		"Explain, 257 entries":       failing(t, s.Explain, &adminv1.ExplainRequest{Domain: "shop", Descriptors: []*adminv1.Descriptor{{Entries: long}}}),
+		"Peek, no domain":            failing(t, s.Peek, &adminv1.PeekRequest{Entries: entries("user", "u")}),
+		"Peek, no entries":           failing(t, s.Peek, &adminv1.PeekRequest{Domain: "shop"}),
+		"Peek, 257 entries":          failing(t, s.Peek, &adminv1.PeekRequest{Domain: "shop", Entries: long}),
+		"Reset, no domain":           failing(t, s.Reset, &adminv1.ResetRequest{Entries: entries("user", "u")}),
+		"Reset, no entries":          failing(t, s.Reset, &adminv1.ResetRequest{Domain: "shop"}),
+		"ListRules, page size":       failing(t, s.ListRules, &adminv1.ListRulesRequest{PageSize: -1}),
+		"ListRules, token":           failing(t, s.ListRules, &adminv1.ListRulesRequest{PageToken: "no token"}),
 	} {
-		t.Run(name, func(t *testing.T) { wantStatus(t, call(), codes.InvalidArgument, "") })
+		t.Run(name, func(t *testing.T) { wantStatus(t, err, codes.InvalidArgument, "") })
 	}
-}
-
-func slicesOf(n int, s string) []string {
-	out := make([]string, n)
-	for i := range out {
-		out[i] = s
-	}
-	return out
 }
 
 func TestNotFound(t *testing.T) {
@@ -90,10 +47,9 @@ func TestNotFound(t *testing.T) {
 		{Domain: "shop", Entries: entries("user", "vip")},
 		{Domain: "shop", Entries: entries("user", "u1", "path", "/")},
 	} {
-		_, err := s.Peek(t.Context(), q)
-		wantStatus(t, err, codes.NotFound, "no limit applies to this descriptor")
-		_, err = s.Reset(t.Context(), &adminv1.ResetRequest{Domain: q.GetDomain(), Entries: q.GetEntries()})
-		wantStatus(t, err, codes.NotFound, "no limit applies to this descriptor")
+		wantStatus(t, failing(t, s.Peek, q), codes.NotFound, "no limit applies to this descriptor")
+		reset := &adminv1.ResetRequest{Domain: q.GetDomain(), Entries: q.GetEntries()}
+		wantStatus(t, failing(t, s.Reset, reset), codes.NotFound, "no limit applies to this descriptor")
 	}
 }
 
@@ -110,16 +66,15 @@ func (broken) Close() error { return nil }
 
 func TestUnavailable(t *testing.T) {
 	empty := start(t, "")
-	_, err := empty.ListRules(t.Context(), &adminv1.ListRulesRequest{})
-	wantStatus(t, err, codes.Unavailable, "no rate limit configuration loaded")
-	_, err = empty.Peek(t.Context(), &adminv1.PeekRequest{Domain: "shop", Entries: entries("user", "u1")})
-	wantStatus(t, err, codes.Unavailable, "no rate limit configuration loaded")
+	wantStatus(t, failing(t, empty.ListRules, &adminv1.ListRulesRequest{}), codes.Unavailable, "no rate limit configuration loaded")
+	peek := &adminv1.PeekRequest{Domain: "shop", Entries: entries("user", "u1")}
+	wantStatus(t, failing(t, empty.Peek, peek), codes.Unavailable, "no rate limit configuration loaded")
 
 	down := &server{}
 	down.serve(t, broken{}, socket(t), admin.Config{})
 	down.load(t, shop)
-	_, err = down.Reset(t.Context(), &adminv1.ResetRequest{Domain: "shop", Entries: entries("user", "u1")})
-	wantStatus(t, err, codes.Unavailable, "connection refused")
+	reset := &adminv1.ResetRequest{Domain: "shop", Entries: entries("user", "u1")}
+	wantStatus(t, failing(t, down.Reset, reset), codes.Unavailable, "connection refused")
 }
 
 // Without the store, Explain names the rule, the fallback, and the outcome that it leads to.

@@ -2,6 +2,7 @@ package admin_test
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"regexp"
 	"slices"
@@ -15,12 +16,14 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
+
+var update = flag.Bool("update", false, "write testdata/rules.json")
 
 // full has a rule of each algorithm, and every key that a rule may have.
 const full = `domain: d
@@ -54,146 +57,35 @@ descriptors:
   - key: quarter
     rate_limit: {unit: month, unit_multiplier: 3, requests_per_unit: 2, calendar: true, timezone: Europe/Berlin}
   - key: week
+    metadata: {team: edge, tier: 2}
     rate_limit: {unit: week, requests_per_unit: 2, calendar: true}
 `
 
+// TestListRules: each rule comes with all that it has, in JSON as in messages.
 func TestListRules(t *testing.T) {
+	var b strings.Builder
+	if err := admin.WriteRulesJSON(&b, nil); err != nil || b.String() != "{\"rules\":[\n]}\n" {
+		t.Errorf("without rules: %q, %v; want an empty list", b.String(), err)
+	}
 	s := start(t, full)
+	b.Reset()
+	if err := admin.WriteRulesJSON(&b, s.limiter.Rules()); err != nil {
+		t.Fatal(err)
+	}
+	goldentest.Golden(t, "testdata/rules.json", b.String(), *update)
+	var want adminv1.ListRulesResponse
+	if err := protojson.Unmarshal([]byte(b.String()), &want); err != nil {
+		t.Fatalf("%v:\n%s", err, b.String())
+	}
 	got, err := s.ListRules(t.Context(), &adminv1.ListRulesRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	const (
-		second = time.Second
-		minute = time.Minute
-		hour   = time.Hour
-	)
-	limit := func(n uint32, u adminv1.Unit, window time.Duration, a adminv1.Algorithm) *adminv1.Limit {
-		return &adminv1.Limit{Algorithm: a, RequestsPerUnit: n, Unit: u, UnitMultiplier: 1, Window: durationpb.New(window)}
+	if diff := cmp.Diff(&want, got, protocmp.Transform(), protocmp.IgnoreFields(got, "states", "time", "total")); diff != "" || got.GetTotal() != 12 {
+		t.Errorf("%d rules (-JSON +messages):\n%s", got.GetTotal(), diff)
 	}
-	with := func(l *adminv1.Limit, set func(l *adminv1.Limit)) []*adminv1.Limit {
-		set(l)
-		return []*adminv1.Limit{l}
-	}
-	clock := func(l *adminv1.Limit) { l.Align = adminv1.Align_ALIGN_CLOCK }
-	want := []*adminv1.Rule{
-		{
-			Path: "d.fixed", QuotaMode: true, OnFailure: adminv1.OnFailure_ON_FAILURE_DENY,
-			Limits: with(limit(10, adminv1.Unit_UNIT_HOUR, 2*hour, adminv1.Algorithm_ALGORITHM_FIXED_WINDOW), func(l *adminv1.Limit) {
-				l.UnitMultiplier, l.Align, l.CountRefused = 2, adminv1.Align_ALIGN_FIRST, true
-			}),
-		},
-		{
-			Path: "d.sliding", Lease: -1, OnFailure: adminv1.OnFailure_ON_FAILURE_LOCAL,
-			Limits: with(limit(10, adminv1.Unit_UNIT_MINUTE, minute, adminv1.Algorithm_ALGORITHM_SLIDING_WINDOW), func(l *adminv1.Limit) {
-				l.Precision = 6
-			}),
-		},
-		{
-			Path: "d.log", OnFailure: adminv1.OnFailure_ON_FAILURE_ALLOW,
-			Limits: with(limit(10, adminv1.Unit_UNIT_MINUTE, minute, adminv1.Algorithm_ALGORITHM_SLIDING_LOG), func(l *adminv1.Limit) {
-				l.CountRefused = true
-			}),
-		},
-		{
-			Path: "d.token", OnFailure: adminv1.OnFailure_ON_FAILURE_ERROR,
-			Limits: with(limit(10, adminv1.Unit_UNIT_SECOND, second, adminv1.Algorithm_ALGORITHM_TOKEN_BUCKET), func(l *adminv1.Limit) {
-				l.Burst, l.Initial, l.FillInterval = 20, new(uint64(0)), durationpb.New(100*time.Millisecond)
-			}),
-		},
-		{
-			Path: "d.debt",
-			Limits: with(limit(10, adminv1.Unit_UNIT_SECOND, second, adminv1.Algorithm_ALGORITHM_TOKEN_BUCKET), func(l *adminv1.Limit) {
-				l.Burst, l.Initial, l.Debt = 10, new(uint64(10)), 30
-			}),
-		},
-		{
-			Path: "d.leaky",
-			Limits: with(limit(10, adminv1.Unit_UNIT_SECOND, second, adminv1.Algorithm_ALGORITHM_LEAKY_BUCKET), func(l *adminv1.Limit) {
-				l.Burst = 5
-			}),
-		},
-		{
-			Path: "d.slots.owner", Holder: "owner",
-			Limits: []*adminv1.Limit{limit(2, adminv1.Unit_UNIT_MINUTE, minute, adminv1.Algorithm_ALGORITHM_CONCURRENCY)},
-		},
-		{
-			Path: "d.gate", Penalty: &adminv1.Penalty{
-				For: durationpb.New(5 * minute), On: adminv1.Trigger_TRIGGER_REACHED, Escalate: 2, Max: durationpb.New(24 * hour),
-			},
-			Limits: with(limit(2, adminv1.Unit_UNIT_MINUTE, minute, adminv1.Algorithm_ALGORITHM_FIXED_WINDOW), func(l *adminv1.Limit) {
-				l.Align, l.CountRefused = adminv1.Align_ALIGN_CLOCK, true
-			}),
-		},
-		{Path: "d.list", ShadowMode: true, Limits: append(
-			with(limit(10, adminv1.Unit_UNIT_SECOND, second, adminv1.Algorithm_ALGORITHM_FIXED_WINDOW), func(l *adminv1.Limit) {
-				clock(l)
-				l.Name = "a"
-			}),
-			with(limit(250, adminv1.Unit_UNIT_DAY, 24*hour, adminv1.Algorithm_ALGORITHM_FIXED_WINDOW), func(l *adminv1.Limit) {
-				clock(l)
-				l.Replaces = []string{"b"}
-			})...,
-		)},
-		{Path: "d.free", IsUnlimited: true},
-		{
-			Path: "d.quarter",
-			Limits: with(limit(2, adminv1.Unit_UNIT_MONTH, 90*24*hour, adminv1.Algorithm_ALGORITHM_FIXED_WINDOW), func(l *adminv1.Limit) {
-				clock(l)
-				l.UnitMultiplier, l.CountRefused, l.Calendar, l.Timezone = 3, true, true, "Europe/Berlin"
-			}),
-		},
-		{
-			Path: "d.week",
-			Limits: with(limit(2, adminv1.Unit_UNIT_WEEK, 7*24*hour, adminv1.Algorithm_ALGORITHM_FIXED_WINDOW), func(l *adminv1.Limit) {
-				clock(l)
-				l.CountRefused, l.Calendar, l.Timezone = true, true, "UTC"
-			}),
-		},
-	}
-	for i, line := range []int32{3, 6, 8, 10, 12, 14, 18, 20, 22, 27, 29, 31} {
-		want[i].File, want[i].Line = "rules.yaml", line
-	}
-	if diff := cmp.Diff(&adminv1.ListRulesResponse{Rules: want, Total: 12}, got, protocmp.Transform(), protocmp.IgnoreFields(got, "states", "time"), protocmp.IgnoreFields(&adminv1.Limit{}, "text")); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-
-	// The words are those of the rules themselves.
-	var words, wantWords []string
-	for _, r := range got.GetRules() {
-		for _, l := range r.GetLimits() {
-			words = append(words, l.GetText())
-		}
-	}
-	for r := range s.limiter.Rules().Rules() {
-		if !r.Unlimited {
-			for _, item := range r.RateLimits.All() {
-				wantWords = append(wantWords, item.InFull())
-			}
-		}
-	}
-	if diff := cmp.Diff(wantWords, words); diff != "" {
-		t.Errorf("in words (-want +got):\n%s", diff)
-	}
-}
-
-func TestListRulesMetadata(t *testing.T) {
-	s := start(t, `domain: d
-descriptors:
-  - key: k
-    metadata: {team: edge, tier: 2}
-    rate_limit: {unit: second, requests_per_unit: 1}
-`)
-	got, err := s.ListRules(t.Context(), &adminv1.ListRulesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	want, err := structpb.NewStruct(map[string]any{"team": "edge", "tier": 2})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, got.GetRules()[0].GetMetadata(), protocmp.Transform()); diff != "" {
-		t.Errorf("metadata (-want +got):\n%s", diff)
+	if err := admin.WriteRulesJSON(fullWriter{}, s.limiter.Rules()); !errors.Is(err, errFull) {
+		t.Errorf("a writer that fails: %v; want its error", err)
 	}
 }
 
@@ -332,50 +224,6 @@ shop.u: unit=UNKNOWN requests_per_unit=0, shadow_mode: false, quota_mode: false
 		t.Errorf("as envoyproxy/ratelimit has it (-want +got):\n%s", diff)
 	}
 	if err := admin.WriteRules(fullWriter{}, s.limiter.Rules()); !errors.Is(err, errFull) {
-		t.Errorf("a writer that fails: %v; want its error", err)
-	}
-}
-
-func TestWriteRulesJSON(t *testing.T) {
-	var b strings.Builder
-	if err := admin.WriteRulesJSON(&b, nil); err != nil || b.String() != "{\"rules\":[\n]}\n" {
-		t.Errorf("without rules: %q, %v; want an empty list", b.String(), err)
-	}
-	s := start(t, `domain: shop
-descriptors:
-- key: a
-  shadow_mode: true
-  metadata: {plan: gold}
-  rate_limit: {unit: hour, requests_per_unit: 0, name: all, replaces: [{name: some}]}
-- key: u
-  rate_limit: {unlimited: true, name: some}
-- key: b
-  rate_limit: {unit: minute, unit_multiplier: 5, requests_per_unit: 7, algorithm: token_bucket, burst: 9}
-`)
-	b.Reset()
-	if err := admin.WriteRulesJSON(&b, s.limiter.Rules()); err != nil {
-		t.Fatal(err)
-	}
-	if n := strings.Count(b.String(), "\n"); n != 5 {
-		t.Errorf("%d lines; want one for each rule, and two around them:\n%s", n, b.String())
-	}
-	var got adminv1.ListRulesResponse
-	if err := protojson.Unmarshal([]byte(b.String()), &got); err != nil {
-		t.Fatalf("%v:\n%s", err, b.String())
-	}
-	want, err := s.ListRules(t.Context(), &adminv1.ListRulesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, &got, protocmp.Transform(), protocmp.IgnoreFields(want, "states", "time", "total")); diff != "" {
-		t.Errorf("not what ListRules tells (-want +got):\n%s", diff)
-	}
-	for _, part := range []string{`"requests_per_unit":0,`, `"is_unlimited":true`, `"file":"rules.yaml","line":7,`, `"unit":"UNIT_MINUTE"`, `"quota_mode":false`} {
-		if !strings.Contains(b.String(), part) {
-			t.Errorf("no %s in\n%s", part, b.String())
-		}
-	}
-	if err := admin.WriteRulesJSON(fullWriter{}, s.limiter.Rules()); !errors.Is(err, errFull) {
 		t.Errorf("a writer that fails: %v; want its error", err)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -18,6 +17,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 const (
@@ -137,9 +137,7 @@ func TestSession(t *testing.T) {
 		time.Sleep(time.Second)
 
 		// What any caller can have logged is logged once a minute.
-		if err := os.WriteFile(full, []byte("ann"+": "), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.WriteFile(t, full, "ann"+": ")
 		for range 20 {
 			tries("127.0.0.1:1", ann)
 		}
@@ -149,9 +147,7 @@ func TestSession(t *testing.T) {
 			t.Errorf("21 sessions while the file of tokens is no good are logged so:\n%s", log.String())
 		}
 
-		if err := os.WriteFile(full, []byte("ann: "+strings.ToUpper(annsToken)+"\nbob: "+bobsToken), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.WriteFile(t, full, "ann: "+strings.ToUpper(annsToken)+"\nbob: "+bobsToken)
 		if got := resume(a, ann) + ", " + resume(a, bob); got != "nothing, change" {
 			t.Errorf("after ann's token was replaced: %s; want nothing, change", got)
 		}

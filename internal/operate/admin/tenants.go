@@ -78,7 +78,7 @@ func (s methods) GetTenant(ctx context.Context, q *adminv1.GetTenantRequest) (*a
 		m := tenantMessage(name, said[i].Source, &said[i].Entry, whoOf(ctx))
 		a.Said = append(a.Said, m)
 		if a.Tenant == nil && !said[i].Entry.Over(time.Now()) {
-			a.Tenant = m
+			a.Tenant, a.Notes = m, s.numberNotes(&said[i].Entry)
 		}
 	}
 	if set := s.limiter.Rules(); set != nil && a.Tenant != nil {
@@ -90,6 +90,14 @@ func (s methods) GetTenant(ctx context.Context, q *adminv1.GetTenantRequest) (*a
 		}
 	}
 	return a, nil
+}
+
+// numberNotes returns why the number of e has no effect, if so.
+func (s *Service) numberNotes(e *plans.Entry) []string {
+	if err := s.limiter.Rules().CheckNumber(e.Plan, e.Requests); err != nil && e.Numbered {
+		return []string{valid(err.Error())}
+	}
+	return nil
 }
 
 // tenantChange returns what m asks for, if there is such a plan.
@@ -127,7 +135,7 @@ func (s methods) SetTenant(ctx context.Context, q *adminv1.SetTenantRequest) (*a
 		return nil, err
 	}
 	who := whoOf(ctx)
-	a := &adminv1.SetTenantResponse{Tenant: tenantMessage(c.Tenant, plans.Store, c.Entry, who)}
+	a := &adminv1.SetTenantResponse{Tenant: tenantMessage(c.Tenant, plans.Store, c.Entry, who), Notes: s.numberNotes(c.Entry)}
 	act := actOf(ctx)
 	act.After = c.Entry.String()
 	if was := before[0]; was != nil {
@@ -210,6 +218,7 @@ func (s methods) ImportTenants(ctx context.Context, q *adminv1.ImportTenantsRequ
 	}
 	a := &adminv1.ImportTenantsResponse{}
 	for i, was := range before {
+		a.Notes = append(a.Notes, s.numberNotes(changes[i].Entry)...)
 		switch {
 		case was == nil:
 			a.Added++
@@ -219,6 +228,8 @@ func (s methods) ImportTenants(ctx context.Context, q *adminv1.ImportTenantsRequ
 			a.Changed++
 		}
 	}
+	slices.Sort(a.Notes)
+	a.Notes = slices.Compact(a.Notes)
 	actOf(ctx).After = fmt.Sprintf("%d added, %d changed, %d unchanged", a.GetAdded(), a.GetChanged(), a.GetUnchanged())
 	return a, nil
 }

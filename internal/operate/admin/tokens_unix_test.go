@@ -4,7 +4,6 @@ package admin_test
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -14,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // TestTokenFileIsAPipe: a file that would have to be waited for lets no one in, and keeps no one waiting.
@@ -41,9 +41,7 @@ func TestTokenFileIsParsedOnce(t *testing.T) {
 			for i := range 1000 {
 				text += fmt.Sprintf("u%d: token-%d-%d\n", i, i, round)
 			}
-			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testkit.WriteFile(t, file, text)
 			for of := range 3 {
 				want := codes.Unauthenticated
 				if of == round && text[0] == 'u' {

@@ -142,7 +142,7 @@ func (u *console) grant(ctx context.Context, d *action, p *descriptorPage) error
 	if err != nil {
 		return err
 	}
-	d.Effect, d.Reach = fmt.Sprintf("Hits to refund: %d at most. Left now: %d.", hits, m.GetCounter().GetLeft()), reach(m.GetReach())
+	d.Effect, d.Reach = fmt.Sprintf("Hits to refund: %d at most. Left now: %d.", hits, m.GetCounter().Balance()), reach(m.GetReach())
 	return nil
 }
 

@@ -39,7 +39,10 @@ func (a *api) Status(context.Context, *adminv1.StatusRequest, ...grpc.CallOption
 func (a *api) ListRules(context.Context, *adminv1.ListRulesRequest, ...grpc.CallOption) (*adminv1.ListRulesResponse, error) {
 	return &adminv1.ListRulesResponse{
 		Rules: []*adminv1.Rule{{Path: "shop.user", File: "/etc/rules/shop.yaml", Line: 3}, {Path: "search.ip"}}, Total: 2,
-		States: []*adminv1.RuleState{{Domain: "shop", Levels: []*adminv1.EntryFilter{{Key: "user"}}}, {Domain: "search", Levels: []*adminv1.EntryFilter{{Key: "ip"}}}},
+		States: []*adminv1.RuleState{
+			{Domain: "shop", Levels: []*adminv1.EntryFilter{{Key: "user"}}},
+			{Domain: "search", Levels: []*adminv1.EntryFilter{{Key: "ip"}}},
+		},
 	}, nil
 }
 

@@ -60,6 +60,9 @@ func bound(l *adminv1.Limit) string {
 	}
 	switch l.GetAlgorithm() {
 	case adminv1.Algorithm_ALGORITHM_FIXED_WINDOW:
+		if l.GetUnit() == adminv1.Unit_UNIT_FOREVER {
+			return fmt.Sprintf("Never more than %d, until the counter is reset.", hits)
+		}
 		return fmt.Sprintf("Never more than %d per window (%s), nor %d in any %s across two windows.", hits, window, 2*hits, window)
 	case adminv1.Algorithm_ALGORITHM_SLIDING_WINDOW:
 		return fmt.Sprintf("Never more than %d in any %s. Consumed hits return up to 1/%d of that time late.", hits, window, l.GetPrecision())
@@ -78,11 +81,7 @@ func bound(l *adminv1.Limit) string {
 
 // windowText returns the length of a window, such as minute or 5 minutes.
 func windowText(l *adminv1.Limit) string {
-	unit := lower(l.GetUnit().String(), "UNIT_")
-	if m := l.GetUnitMultiplier(); m > 1 {
-		return fmt.Sprintf("%d %ss", m, unit)
-	}
-	return unit
+	return descriptors.RateLimit{Unit: descriptors.Unit(l.GetUnit()), Multiplier: max(l.GetUnitMultiplier(), 1)}.WindowText() // both are numbered alike
 }
 
 // ruleYAML returns what a rule says as in a file, without what has its default.

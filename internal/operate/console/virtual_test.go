@@ -52,7 +52,10 @@ func TestRefills(t *testing.T) {
 	const full, empty = "3.0", "47.0"
 	minute := durationpb.New(time.Minute)
 	now := time.Unix(20_000*86_400+30, 0) // in the middle of a minute
-	limit := &adminv1.Limit{RequestsPerUnit: 10, Unit: adminv1.Unit_UNIT_MINUTE, Window: minute, Algorithm: adminv1.Algorithm_ALGORITHM_FIXED_WINDOW, CountRefused: true}
+	limit := &adminv1.Limit{
+		RequestsPerUnit: 10, Unit: adminv1.Unit_UNIT_MINUTE, Window: minute,
+		Algorithm: adminv1.Algorithm_ALGORITHM_FIXED_WINDOW, CountRefused: true,
+	}
 	for _, tt := range []struct {
 		algorithm adminv1.Algorithm
 		reset     time.Duration
@@ -113,7 +116,10 @@ func TestDraw(t *testing.T) {
 	for _, f := range c.Counts {
 		got = append(got, f.Title+" "+f.Now+" "+f.All)
 	}
-	want := []string{"5 min", "7/s", "20 ms", "1.0 ms", "at most 20 ms", "Requests 10/s 600 in 5 min", "Allowed 7/s 420 · 70 %", "Rejected 2/s 120 · 20 %", "Control or fallback 1/s 60 · 10 %"}
+	want := []string{
+		"5 min", "7/s", "20 ms", "1.0 ms", "at most 20 ms", "Requests 10/s 600 in 5 min",
+		"Allowed 7/s 420 · 70 %", "Rejected 2/s 120 · 20 %", "Control or fallback 1/s 60 · 10 %",
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

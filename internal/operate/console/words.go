@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -271,11 +272,9 @@ func overrideText(o *adminv1.Override) string {
 	if o == nil {
 		return ""
 	}
-	unit := lower(o.GetUnit().String(), "UNIT_")
-	if m := o.GetUnitMultiplier(); m > 1 {
-		return fmt.Sprintf("%d per %d %ss", o.Number(), m, unit)
-	}
-	return fmt.Sprintf("%d per %s", o.Number(), unit)
+	limit := descriptors.RateLimit{Unit: descriptors.Unit(o.GetUnit()), Multiplier: max(o.GetUnitMultiplier(), 1)} // both are numbered alike
+	limit.Limit.Hits = o.Number()
+	return limit.String()
 }
 
 // reach says which replicas a change applies to.

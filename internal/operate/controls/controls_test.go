@@ -208,7 +208,8 @@ func slicesOf(n int) (all []override.Entry) {
 // TestRecord: a control is the same after it was an entry, whatever bytes it has.
 func TestRecord(t *testing.T) {
 	w := &override.Control{
-		Kind: override.Limit, Domain: "sh\xffop", Entries: []override.Entry{{Key: "a\x00 ", Value: "\xfe,;"}, {Key: "b"}}, Below: true, LimitName: "day", By: "me", Reason: "why not",
+		Kind: override.Limit, Domain: "sh\xffop", Entries: []override.Entry{{Key: "a\x00 ", Value: "\xfe,;"}, {Key: "b"}},
+		Below: true, LimitName: "day", By: "me", Reason: "why not",
 		To:    descriptors.Override{RequestsPerUnit: 7, Unit: descriptors.Week, Multiplier: 3},
 		Since: time.UnixMilli(1_700_000_000_000), Until: time.UnixMilli(1_700_000_360_000),
 	}

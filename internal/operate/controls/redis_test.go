@@ -166,33 +166,6 @@ func TestRedis(t *testing.T) {
 	}
 }
 
-// TestLaterWins: a replica that was away puts back what Redis has lost, but nothing that was lifted or changed since.
-func TestLaterWins(t *testing.T) {
-	t.Parallel()
-	db := redistest.Start(t)
-	proxy := testkit.NewProxy(t, db.Addr())
-	near, far := replica(t, redis.Config{URL: db.Addr()}), replica(t, redis.Config{URL: proxy.Addr()})
-	a := set(t, near, "block shop a=1", time.Hour)
-	set(t, near, "block shop b=1", time.Hour)
-	obey(t, []*Controls{near, far}, "b=1", "block")
-	proxy.Target("127.0.0.1:1")
-	proxy.Cut()
-	if _, err := near.Lift(t.Context(), []string{a.ID}, false); err != nil {
-		t.Fatal(err)
-	}
-	later := set(t, near, "block shop b=1", 2*time.Hour)
-	obey(t, []*Controls{far}, "a=1", "block")
-	db.CLI("DEL", "test:rl:{controls}:tags") // so that far writes back what it knows
-	proxy.Target(db.Addr())
-	obey(t, []*Controls{near, far}, "a=1", "")
-	for _, c := range []*Controls{near, far} {
-		testkit.Eventually(t, "the later control wins", func() bool {
-			all := c.List(t.Context())
-			return len(all) == 1 && all[0].Until.Equal(later.Until)
-		})
-	}
-}
-
 // many puts n blocks in force at once, and returns their IDs.
 func many(t *testing.T, c *Controls, key string, n int, span time.Duration) (ids []string) {
 	t.Helper()

@@ -9,9 +9,8 @@ import (
 )
 
 const (
-	wanted   = 1000          // descriptors in a second; if there are more, they are sampled
-	maxEvery = 1 << 16       // the most hits of which one is drawn
-	maxHits  = 1_000_000_000 // the most hits of one decision that count
+	wanted   = 1000    // descriptors in a second; if there are more, they are sampled
+	maxEvery = 1 << 16 // the most hits of which one is drawn
 )
 
 // pace measures how many descriptors are sampled.
@@ -38,7 +37,7 @@ func (o *Observer) sample(s *limiter.Sample, decisions []limiter.Decision) {
 		if weight == 0 || d.Back {
 			continue
 		}
-		n := sums{float64(min(d.Hits, maxHits)) * weight}
+		n := sums{float64(limiter.Counted(d.Hits)) * weight}
 		switch {
 		case !d.Over || !d.Outcome.Rejects():
 		case d.Outcome == limiter.Blocked:

@@ -196,6 +196,7 @@ func (r *Register) endReading() {
 		}
 		r.lacks = nil
 	}
+	r.known.Store(true)
 	r.reading, r.spoiled, r.inStep = false, r.spoiled && !r.reading, time.Now().Round(0)
 }
 

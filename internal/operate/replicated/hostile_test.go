@@ -22,7 +22,8 @@ func logging(t *testing.T, db *redistest.Server) (*replicated.Register, *words, 
 	t.Helper()
 	table, log := newWords(), new(testkit.Buffer)
 	r := replicated.New(replicated.Config{
-		Table: table, Store: open(t, db.Addr()), What: "words", Failed: errFailed, Log: slog.New(slog.NewTextHandler(log, nil)), Says: func() string { return "well" },
+		Table: table, Store: open(t, db.Addr()), What: "words", Failed: errFailed,
+		Log: slog.New(slog.NewTextHandler(log, nil)), Says: func() string { return "well" },
 	})
 	testkit.Run(t, r.Run)
 	<-r.First()

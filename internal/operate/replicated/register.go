@@ -24,6 +24,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
@@ -78,6 +79,7 @@ type Register struct {
 	config Config
 	name   string        // of this process
 	first  chan struct{} // closed once the table is in step with the store for the first time, or the store cannot be asked
+	known  atomic.Bool   // the table has been in step with the store
 	clock  clock
 
 	asking chan struct{} // has an element while no call asks the store; the goroutine that has taken it may use what follows
@@ -103,6 +105,9 @@ func (r *Register) Name() string { return r.name }
 
 // First is closed once the table is in step with the store for the first time, or asking the store has failed.
 func (r *Register) First() <-chan struct{} { return r.first }
+
+// Known reports whether the table has been in step with the store. Until then, entries of the store may be missing.
+func (r *Register) Known() bool { return r.known.Load() }
 
 // Now returns the time by the clock of the store, even while the store does not answer.
 func (r *Register) Now() time.Time { return r.clock.now() }

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -250,7 +251,7 @@ func (t *Tenants) Load(files []Input, unread ...Problem) error {
 	t.loading.Lock()
 	defer t.loading.Unlock()
 	began := time.Now()
-	l := loader{table: plans.NewTable(t.seed), known: t.known.Load(), unknown: map[string]*unknownAt{}}
+	l := loader{table: plans.NewTable(t.seed), known: t.known.Load(), unknown: map[string]*unknownAt{}, largest: map[string]numberAt{}}
 	for _, p := range unread {
 		l.problems.Add(p.File, p.Line, p.Text)
 	}
@@ -271,6 +272,14 @@ func (t *Tenants) Load(files []Input, unread ...Problem) error {
 	}
 	before := t.tableOf(plans.File)
 	t.plans.Store(&plans.Plans{File: l.table, Store: t.tableOf(plans.Store)})
+	for _, plan := range slices.Sorted(maps.Keys(l.largest)) {
+		at := l.largest[plan]
+		if err := t.config.Check(plan, at.requests); err != nil {
+			at.Text = err.Error()
+			status.Warnings = append(status.Warnings, at.Problem)
+			t.log.Warn("warning about the table of tenants", "problem", at.String())
+		}
+	}
 	t.status.Store(&status)
 	t.config.Event(Loaded)
 	t.log.Info("tenants loaded", "tenants", status.Tenants, "before", before.Len(), "files", len(files), "took", time.Since(began).Round(time.Millisecond))
@@ -290,6 +299,8 @@ type Status struct {
 	Files   int
 	Tenants int
 	Err     error // why it was invalid; nil if it was not
+
+	Warnings []Problem
 }
 
 // Status returns the result of the last load of files, or nil.
@@ -305,8 +316,16 @@ type loader struct {
 	table    *plans.Table
 	known    *[]string // plans of the rules; nil if there are no rules yet
 	unknown  map[string]*unknownAt
+	largest  map[string]numberAt // by plan
 	problems ProblemsError
 	loaded   int
+}
+
+// numberAt is a tenant's own number, and where it is.
+type numberAt struct {
+	Problem
+
+	requests uint64
 }
 
 // unknownAt says where a plan that no rule has is named first, and how often.
@@ -335,6 +354,9 @@ func (l *loader) read(f Input) {
 			return true
 		}
 		l.loaded++
+		if e.Requests > l.largest[e.Plan].requests {
+			l.largest[strings.Clone(e.Plan)] = numberAt{Problem{File: f.Name, Line: line}, e.Requests}
+		}
 		if l.table.Set(strings.Clone(r.Name()), &e, 0) { // of which the line is not kept
 			wrong(line, "this tenant is already listed above or in an earlier file: list each tenant once")
 		}

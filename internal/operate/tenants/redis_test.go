@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -159,6 +160,30 @@ func TestTakenAway(t *testing.T) {
 	away(false)
 	on(t, all, "ann", "")
 	on(t, append(all, replica(t, redis.Config{URL: db.Addr()})), "bob", "gold")
+}
+
+// TestStoreUnread: while the store has not answered, its tenants are unknown, which is not the same as none.
+func TestStoreUnread(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	proxy := testkit.NewProxy(t, db.Addr())
+	proxy.Target("127.0.0.1:1")
+	proxy.Cut()
+	var log testkit.Buffer
+	b, err := redis.New(redis.Config{URL: proxy.Addr(), KeyPrefix: "test:"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	testkit.Run(t, b.Run)
+	v := New(Config{Store: replicated.NewScriptStore(b.SideChannel("tenants", replicated.Script), MaxTenants), Log: slog.New(slog.NewTextHandler(&log, nil))})
+	testkit.Run(t, v.Run)
+	testkit.Eventually(t, "the log says it", func() bool { return strings.Contains(log.String(), "its tenants are unknown") }, log.String)
+	if strings.Contains(log.String(), "tenants=0") || v.StoreRead() {
+		t.Errorf("read: %t; log:\n%s", v.StoreRead(), log.String())
+	}
+	proxy.Target(db.Addr())
+	testkit.Eventually(t, "the tenants are known", v.StoreRead)
 }
 
 // TestList lists each tenant once, of both sources.

@@ -108,6 +108,10 @@ func (t *Tenants) Run(ctx context.Context) error {
 		defer close(told)
 		select {
 		case <-t.register.First():
+			if !t.StoreRead() {
+				t.log.Warn("the backend does not answer, so its tenants are unknown: each has the plan of TENANTS_FILE, or the default")
+				return
+			}
 			t.log.Info("tenants read from the backend", "tenants", t.Len(plans.Store))
 			t.warn()
 		case <-ctx.Done():

@@ -37,6 +37,9 @@ type Config struct {
 	Log   *slog.Logger     // nil discards
 	Event func(e Event)    // called for each event; may be nil
 	Again func()           // starts loading the files again, and does not wait for it; may be nil
+
+	// Check returns an error if a tenant's own number has no effect on a rule of its plan; may be nil.
+	Check func(plan string, requests uint64) error
 }
 
 // Event is an event that metrics count.
@@ -71,6 +74,9 @@ func New(c Config) *Tenants {
 	}
 	if c.Event == nil {
 		c.Event = func(Event) {}
+	}
+	if c.Check == nil {
+		c.Check = func(string, uint64) error { return nil }
 	}
 	t := &Tenants{config: c, log: c.Log, seed: maphash.MakeSeed(), nonce: rand.Text()[:8]}
 	if c.Store != nil {
@@ -159,6 +165,9 @@ func (t *Tenants) On() bool { return t != nil && (t.config.Files || t.config.Sto
 
 // First is closed once the tenants of the store are known, or asking the store has failed.
 func (t *Tenants) First() <-chan struct{} { return t.register.First() }
+
+// StoreRead reports whether the tenants of the store, if there is one, have been read.
+func (t *Tenants) StoreRead() bool { return t == nil || t.config.Store == nil || t.register.Known() }
 
 // SetPlans sets the names of the plans that the rules have, sorted, and warns of tenants on other plans.
 func (t *Tenants) SetPlans(names []string) {

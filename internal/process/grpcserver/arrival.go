@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -18,8 +19,7 @@ import (
 // bytes, until the deadline, which its client chooses and which may be years away.
 const farAway = 2 * time.Second
 
-// endsAfter is how long a shed call of another method with a far deadline may still be in progress. It must outlive the moment in
-// which grpc sets its timer; otherwise the timer would stay.
+// endsAfter is how long a shed call of another method with a far deadline stays in progress.
 const endsAfter = 10 * time.Millisecond
 
 // Arrival is a call from when its headers have been read. It is the call's context, too.
@@ -32,6 +32,7 @@ type Arrival struct {
 	server  *Server
 	method  string // in full
 	waiting netlimit.Call
+	end     func() // ends a shed call after endsAfter; nil for other calls
 }
 
 type arrivalKey struct{}
@@ -44,6 +45,15 @@ func (a *Arrival) Value(key any) any {
 		return a
 	}
 	return a.Context.Value(key)
+}
+
+// Done implements context.Context. The first call for a shed call starts the timer that ends it: grpc calls Done only after it has set its
+// own timer for the deadline, which it would not stop for a call that ended before.
+func (a *Arrival) Done() <-chan struct{} {
+	if a.end != nil {
+		a.end()
+	}
+	return a.Context.Done()
 }
 
 // ArrivalOf returns the arrival of the call with that context, or with one that comes from it.
@@ -92,7 +102,7 @@ func (s *Server) tap(ctx context.Context, info *tap.Info) (arrived context.Conte
 	case a.Shed != nil: // its handler may not run until the message has come
 		var end context.CancelFunc
 		a.Context, end = context.WithCancel(ctx)
-		time.AfterFunc(endsAfter, end)
+		a.end = sync.OnceFunc(func() { time.AfterFunc(endsAfter, end) })
 	default:
 		context.AfterFunc(ctx, a.waiting.End)
 	}

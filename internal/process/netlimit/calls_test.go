@@ -35,6 +35,13 @@ func newPort(t *testing.T, most int) *port {
 	p := &port{t: t, pipes: testkit.NewPipes(), conns: make(chan *Conn)}
 	l := Listen(p.pipes, Config{MaxWaiting: most, Observer: p})
 	p.waiting = &l.waiting
+	accept(t, l, p.conns)
+	return p
+}
+
+// accept passes on the connections of a listener, and reads them, until the test ends.
+func accept(t *testing.T, l *Listener, conns chan<- *Conn) {
+	t.Helper()
 	go func() {
 		for {
 			c, err := l.Accept()
@@ -42,11 +49,10 @@ func newPort(t *testing.T, most int) *port {
 				return
 			}
 			go func() { _, _ = io.Copy(io.Discard, c) }()
-			p.conns <- c.(*Conn)
+			conns <- c.(*Conn)
 		}
 	}()
 	t.Cleanup(func() { _ = l.Close() })
-	return p
 }
 
 // Shed implements Observer.

@@ -2,7 +2,6 @@ package netlimit
 
 import (
 	"fmt"
-	"io"
 	"net"
 	"sync"
 	"testing"
@@ -54,18 +53,7 @@ func newTown(t *testing.T, c Config) *town {
 	t.Helper()
 	w := &town{t: t, hosts: hosts{testkit.NewPipes(), make(chan net.Addr, 100)}, conns: make(chan *Conn, 100), closed: map[string]int{}}
 	c.Observer = w
-	l := Listen(w.hosts, c)
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() { _, _ = io.Copy(io.Discard, c) }()
-			w.conns <- c.(*Conn)
-		}
-	}()
-	t.Cleanup(func() { _ = l.Close() })
+	accept(t, Listen(w.hosts, c), w.conns)
 	return w
 }
 

@@ -3,11 +3,12 @@ package secret
 import (
 	"bytes"
 	"errors"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 const (
@@ -35,9 +36,7 @@ func TestRead(t *testing.T) {
 		strings.Repeat("x", maxFile+1):           "more than 16384 bytes",
 	} {
 		file := filepath.Join(t.TempDir(), "secret")
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.WriteFile(t, file, text)
 		keys, err := Read(file)
 		if want == "" {
 			if err != nil || len(keys.Counters) != 32 || len(keys.Mark) != 8 {

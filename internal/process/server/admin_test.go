@@ -2,7 +2,6 @@ package server
 
 import (
 	"net"
-	"os"
 	"path/filepath"
 	"testing"
 
@@ -20,9 +19,7 @@ import (
 // only this machine.
 func TestAdminToken(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte("sesame\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.WriteFile(t, file, "sesame\n")
 	const clear = "a token that others may have read"
 	for _, tt := range []struct {
 		env, token string

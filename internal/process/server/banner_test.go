@@ -5,6 +5,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -17,7 +18,11 @@ func TestExample(t *testing.T) {
 	}{
 		{"domain: d\ndescriptors:\n- {key: a, rate_limit: {unit: day, requests_per_unit: 1}}", "d", []descriptors.Entry{entry("a", "ann")}},
 		{"domain: d.e\ndescriptors:\n- {key: a_b, value: c_d, rate_limit: {unit: day, requests_per_unit: 1}}", "d.e", []descriptors.Entry{entry("a_b", "c_d")}},
-		{"domain: d\ndescriptors:\n- key: a\n  value: /x*\n  descriptors:\n  - {key: b, rate_limit: {unit: day, requests_per_unit: 1}}", "d", []descriptors.Entry{entry("a", "/xx"), entry("b", "ann")}},
+		{
+			"domain: d\ndescriptors:\n- key: a\n  value: /x*\n  descriptors:\n  - {key: b, rate_limit: {unit: day, requests_per_unit: 1}}",
+			"d",
+			[]descriptors.Entry{entry("a", "/xx"), entry("b", "ann")},
+		},
 		{"domain: d\ndescriptors:\n- {key: a, value: \"1.2\", rate_limit: {unit: day, requests_per_unit: 1}}", "d", []descriptors.Entry{entry("a", "1.2")}}, // dots are no levels
 		{ // another rule takes what the first one is for
 			"domain: d\ndescriptors:\n- {key: a, value: \"*\", rate_limit: {unit: day, requests_per_unit: 1}}\n- {key: a, value: x, rate_limit: {unit: day, requests_per_unit: 2}}",
@@ -30,11 +35,7 @@ func TestExample(t *testing.T) {
 		{"domain: it's\ndescriptors:\n- {key: a, rate_limit: {unit: day, requests_per_unit: 1}}", "it's", []descriptors.Entry{entry("a", "ann")}}, // which is quoted
 		{"domain: \"a\\nb\"\ndescriptors:\n- {key: a, rate_limit: {unit: day, requests_per_unit: 1}}", "", nil},
 	} {
-		set, _, err := descriptors.Load([]descriptors.Source{{Name: "a.yaml", Data: []byte(tt.rules)}}, descriptors.Options{})
-		if err != nil {
-			t.Fatalf("%s: %v", tt.rules, err)
-		}
-		domain, got := example(set)
+		domain, got := example(rulefiletest.Load(t, tt.rules))
 		if d := cmp.Diff(tt.want, got); domain != tt.domain || d != "" {
 			t.Errorf("%s\nin %q (-want +got):\n%s", tt.rules, domain, d)
 		}

@@ -1,6 +1,19 @@
 package server
 
-import "testing"
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/process/netlimit"
+	"github.com/ratelimitd/ratelimitd/internal/process/web"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+)
 
 // TestBounds: all listeners together leave files for the rest.
 func TestBounds(t *testing.T) {
@@ -19,6 +32,80 @@ func TestBounds(t *testing.T) {
 	for share, want := range map[float64]int{0: 0, 0.25: 2500, 0.00001: 1, 1: 0, 3: 0} {
 		if got := perAddress(10_000, share); got != want {
 			t.Errorf("a share of %v: %d connections, want %d", share, got, want)
+		}
+	}
+}
+
+// slowHTTP is a port for HTTP with room for eight connections, all of which send their head byte by byte, from four addresses or one.
+func slowHTTP(t *testing.T, addresses int) (addr string) {
+	t.Helper()
+	tcp, err := netlimit.ListenTCP(t.Context(), "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+	s := web.NewServer("http", boundHTTP(tcp, 8, 0.25, nil), h, slog.New(slog.DiscardHandler), web.Limits{ReadHeader: time.Hour, Read: time.Hour})
+	ran := make(chan error, 1)
+	go func() { ran <- s.Run(t.Context()) }()
+	t.Cleanup(func() {
+		if err := <-ran; err != nil {
+			t.Error(err)
+		}
+	})
+	for i := range 8 {
+		c := dialFrom(t, tcp.Addr().String(), fmt.Sprintf("127.0.0.%d", 2+i%addresses))
+		go func() {
+			for b := "GET / HTTP/1.1\r\nX: "; ; b = "x" {
+				if _, err := io.WriteString(c, b); err != nil {
+					return
+				}
+				select {
+				case <-t.Context().Done():
+					return
+				case <-time.After(100 * time.Millisecond):
+				}
+			}
+		}()
+	}
+	return tcp.Addr().String()
+}
+
+// dialFrom connects from an address of this machine, until the test ends.
+func dialFrom(t *testing.T, addr, from string) net.Conn {
+	t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	c, err := d.DialContext(t.Context(), "tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	_ = c.SetReadDeadline(time.Now().Add(testkit.Patience))
+	return c
+}
+
+// asked makes one request, and reports whether it was answered.
+func asked(c net.Conn) bool {
+	_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+	answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+	return err == nil && answer.Body.Close() == nil && answer.StatusCode == http.StatusOK
+}
+
+// TestSlowHTTP: clients that send a byte now and then are idle, so that probes are answered, and a connection that was used stays.
+func TestSlowHTTP(t *testing.T) {
+	t.Parallel()
+	for _, addresses := range []int{1, 4} {
+		addr := slowHTTP(t, addresses)
+		used := dialFrom(t, addr, "127.0.0.1")
+		if !asked(used) {
+			t.Fatalf("%d addresses: a request was not answered while slow ones take all connections", addresses)
+		}
+		for i := range 6 {
+			if !asked(dialFrom(t, addr, fmt.Sprintf("127.0.0.%d", 10+i))) {
+				t.Errorf("%d addresses: request %d was not answered", addresses, i)
+			}
+		}
+		if !asked(used) {
+			t.Errorf("%d addresses: the connection that was used was closed for one that was not", addresses)
 		}
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/http/cookiejar"
 	"net/url"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -40,11 +39,7 @@ type browser struct {
 // open returns a page that does not end, until the test does.
 func (b *browser) open(t *testing.T, path string) io.Reader {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.at+path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	answer, err := b.Do(r)
+	answer, err := b.Do(b.request(t, http.MethodGet, path, ""))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,13 +55,13 @@ func browse(t *testing.T, env ...string) (v *Server, b *browser) {
 		env = append(env, "ADMIN_TOKEN_FILE=DIR/full")
 		defer func() { b.post(t, "/ui/login", url.Values{"token": {"sesame-of-ann-0123456789abcdef"}}) }()
 	}
-	for name, text := range map[string]string{"config/shop.yaml": consoleRules, "full": "ann: sesame-of-ann-0123456789abcdef\n", "read": "looking-only-0123456789abcdef\n", "some": "eve[domains=search]: good-for-one-0123456789abcdef\n"} {
-		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+	for name, text := range map[string]string{
+		"config/shop.yaml": consoleRules,
+		"full":             "ann: sesame-of-ann-0123456789abcdef\n",
+		"read":             "looking-only-0123456789abcdef\n",
+		"some":             "eve[domains=search]: good-for-one-0123456789abcdef\n",
+	} {
+		testkit.WriteFile(t, filepath.Join(dir, name), text)
 	}
 	for i := range env {
 		env[i] = strings.ReplaceAll(env[i], "DIR", dir)
@@ -89,24 +84,29 @@ func newBrowser(t *testing.T, v *Server) *browser {
 	return b
 }
 
-// get returns a page.
-func (b *browser) get(t *testing.T, path string) answered {
+// request returns a request, whose body is a form if there is one.
+func (b *browser) request(t *testing.T, method, path, form string) *http.Request {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.at+path, nil)
+	r, err := http.NewRequestWithContext(t.Context(), method, b.at+path, strings.NewReader(form))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return b.do(t, r)
+	if form != "" {
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	}
+	return r
+}
+
+// get returns a page.
+func (b *browser) get(t *testing.T, path string) answered {
+	t.Helper()
+	return b.do(t, b.request(t, http.MethodGet, path, ""))
 }
 
 // post sends a form.
 func (b *browser) post(t *testing.T, path string, form url.Values) answered {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, b.at+path, strings.NewReader(form.Encode()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	r := b.request(t, http.MethodPost, path, form.Encode())
 	r.Header.Set("Sec-Fetch-Site", "same-origin")
 	return b.do(t, r)
 }
@@ -272,11 +272,7 @@ func TestConsoleLogin(t *testing.T) {
 	v, b := browse(t, "ADMIN_TOKEN_FILE=DIR/full", "ADMIN_READ_TOKEN_FILE=DIR/read")
 	hit(t, v, "ann")
 	for _, path := range []string{"/ui/", "/ui/rules", "/ui/audit", "/ui/live"} {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.at+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		a := b.do(t, r)
+		a := b.get(t, path)
 		wantPage(t, path, a, 200, "Log in", "!<nav")
 		csp := a.headers.Get("Content-Security-Policy")
 		if a.path != "/ui/login" || !strings.HasPrefix(csp, "default-src 'none'; script-src 'self'; style-src 'self';") || strings.Contains(csp, "unsafe") ||
@@ -302,25 +298,16 @@ func TestConsoleLogin(t *testing.T) {
 
 	b = newBrowser(t, v)
 	b.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, b.at+"/ui/login", strings.NewReader("token=sesame-of-ann-0123456789abcdef"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-	a = b.do(t, r)
+	a = b.do(t, b.request(t, http.MethodPost, "/ui/login", "token=sesame-of-ann-0123456789abcdef"))
 	c := a.headers.Get("Set-Cookie")
 	for _, want := range []string{"; Path=/ui;", "; HttpOnly", "; SameSite=Strict", "; Expires="} {
 		if !strings.Contains(c+";", want) || strings.Contains(c, "sesame") || strings.Contains(c, "Secure") {
 			t.Errorf("the cookie is %q; want %s, and no token", c, want)
 		}
 	}
-	for _, h := range []http.Header{{"Sec-Fetch-Site": {"cross-site"}}, {"Origin": {"https://evil.example"}}} {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, b.at+"/ui/act", strings.NewReader(block.Encode()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Header = h
-		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	for header, value := range map[string]string{"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"} {
+		r := b.request(t, http.MethodPost, "/ui/act", block.Encode())
+		r.Header.Set(header, value)
 		if a := b.do(t, r); a.code != 403 || !strings.Contains(a.text, "different origin") {
 			t.Errorf("from another origin: %d %s", a.code, a.text)
 		}
@@ -342,7 +329,8 @@ func TestConsoleInDomains(t *testing.T) {
 	_, b := browse(t, "ADMIN_TOKEN_FILE=DIR/some")
 	b.post(t, "/ui/login", url.Values{"token": {"good-for-one-0123456789abcdef"}})
 	a := b.get(t, "/ui/")
-	wantPage(t, "overview", a, 200, "Your token is limited to the domain search.", "0 rules in 0 domains", "!<svg", "!No requests", "!In flight", "!counters in memory")
+	wantPage(t, "overview", a, 200, "Your token is limited to the domain search.",
+		"0 rules in 0 domains", "!<svg", "!No requests", "!In flight", "!counters in memory")
 	a = b.get(t, "/ui/rules")
 	wantPage(t, "rules", a, 200, "!shop")
 	a = b.get(t, "/ui/descriptor?domain=shop&e=user%3Dann")
@@ -369,9 +357,7 @@ func TestConsoleCounts(t *testing.T) {
 func fromAfar(t *testing.T, env ...string) *browser {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(dir+"/full", []byte("sesame"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.WriteFile(t, dir+"/full", "sesame")
 	ca := certstest.NewCA(t, "servers")
 	ca.Issue(t, x509.Certificate{}).Write(t, dir+"/cert", dir+"/key")
 	for i := range env {
@@ -409,47 +395,23 @@ func TestConsoleFromAfar(t *testing.T) {
 	wantPage(t, "a token over TLS", a, 200, "Overview")
 }
 
-// TestConsoleWithoutRules: what needs no rules is shown, and the rest says why it is not.
-func TestConsoleWithoutRules(t *testing.T) {
-	v := inProcess(t, "ADMIN=true")
-	testkit.Run(t, v.Run)
-	b := newBrowser(t, v)
-	a := b.get(t, "/ui/")
-	wantPage(t, "overview", a, 200, "No rules:", "not healthy", "No requests in the last hour")
-	a = b.get(t, "/ui/rules")
-	wantPage(t, "rules", a, 503, "Unavailable", "Counters cannot be read without rules")
-	a = b.get(t, "/ui/controls")
-	wantPage(t, "controls", a, 200, "No active controls")
-}
-
-// TestConsoleSaysWhatIsWrong: while the backend is down the overview says so, counters say that there is no answer, and controls
-// are listed; rules that are invalid are shown with the file and the line of each error.
-func TestConsoleSaysWhatIsWrong(t *testing.T) {
-	v, b := browse(t, "BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=unix", "REDIS_URL=DIR/nobody.sock")
-	a := b.get(t, "/ui/")
-	wantPage(t, "overview", a, 200, "not healthy", "redis: ", "failing")
-	a = b.get(t, "/ui/descriptor?domain=shop&e=user%3Dann")
-	wantPage(t, "a descriptor", a, 200, "The backend is down", "<b>error</b>", "failed")
-	a = b.get(t, "/ui/controls")
-	wantPage(t, "controls", a, 200, "No active controls")
-	a = b.get(t, "/ui/rules")
-	wantPage(t, "rules", a, 200, "3 per hour, sliding_log")
-	a = b.get(t, "/ui/change")
+// TestConsoleReloads: rules that are invalid are shown with the file and the line of each error, those that are valid with what has
+// changed.
+func TestConsoleReloads(t *testing.T) {
+	v, b := browse(t)
+	a := b.get(t, "/ui/change")
 	wantPage(t, "no change", a, 200, "The rules have not changed since the server started")
 
 	file := filepath.Join(v.settings.Rules.Root, "config", "shop.yaml")
-	if err := os.WriteFile(file, []byte(strings.Replace(consoleRules, "unit: hour", "unit: fortnight", 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.WriteFile(t, file, strings.Replace(consoleRules, "unit: hour", "unit: fortnight", 1))
 	v.Reload()
 	testkit.Eventually(t, "the overview shows what is wrong", func() bool {
 		a = b.get(t, "/ui/")
 		return strings.Contains(a.text, "<h3 id=\"problems\">Invalid rules")
 	})
-	wantPage(t, "invalid rules", a, 200, "The newest rules are invalid</b>; the last valid ones stay in use", "!>healthy<", "shop.yaml:4", "fortnight", "1 problem", "!Changed")
-	if err := os.WriteFile(file, []byte(strings.Replace(consoleRules, "requests_per_unit: 3,", "requests_per_unit: 4,", 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	wantPage(t, "invalid rules", a, 200, "The newest rules are invalid</b>; the last valid ones stay in use",
+		"!>healthy<", "shop.yaml:4", "fortnight", "1 problem", "!Changed")
+	testkit.WriteFile(t, file, strings.Replace(consoleRules, "requests_per_unit: 3,", "requests_per_unit: 4,", 1))
 	v.Reload()
 	testkit.Eventually(t, "the overview shows what has changed", func() bool {
 		a = b.get(t, "/ui/")

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -90,10 +89,7 @@ func TestConsoleLinks(t *testing.T) {
 		{http.MethodGet, "navigate", "document", "evil.example", 403},
 		{http.MethodPost, "navigate", "document", "", 403},
 	} {
-		r, err := http.NewRequestWithContext(t.Context(), tt.method, b.at+"/ui/rules", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := b.request(t, tt.method, "/ui/rules", "")
 		r.Header = http.Header{"Sec-Fetch-Site": {"cross-site"}, "Sec-Fetch-Mode": {tt.mode}, "Sec-Fetch-Dest": {tt.dest}}
 		r.Host = tt.host
 		if a := b.do(t, r); a.code != tt.code {
@@ -105,17 +101,12 @@ func TestConsoleLinks(t *testing.T) {
 // TestConsoleSamePath: rules whose paths are the same text, of two domains or of one, have pages of their own.
 func TestConsoleSamePath(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, "config"), 0o700); err != nil {
-		t.Fatal(err)
-	}
 	for name, text := range map[string]string{
 		"a.yaml": "domain: shop\ndescriptors:\n- {key: eu.user, rate_limit: {unit: hour, requests_per_unit: 11}}\n" +
 			"- {key: eu, descriptors: [{key: user, \n    rate_limit: {unit: hour, requests_per_unit: 12}}]}\n",
 		"b.yaml": "domain: shop.eu\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 13}}]\n",
 	} {
-		if err := os.WriteFile(filepath.Join(dir, "config", name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.WriteFile(t, filepath.Join(dir, "config", name), text)
 	}
 	v, b := browse(t, "RUNTIME_ROOT="+dir)
 	ask(t, v, "shop.eu", "user", "of-shop-eu")

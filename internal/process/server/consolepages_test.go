@@ -6,7 +6,6 @@ import (
 	"html"
 	"net/http"
 	"net/url"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -29,10 +28,7 @@ func TestConsoleLoginLeadsBack(t *testing.T) {
 	if got := a.headers.Get("Location"); got != login {
 		t.Errorf("a form leads to %q, want %q", got, login)
 	}
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.at+"/ui/", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := b.request(t, http.MethodGet, "/ui/", "")
 	r.Header.Set("HX-Request", "true")
 	r.Header.Set("HX-Current-URL", b.at+page)
 	if got := b.do(t, r).headers.Get("HX-Redirect"); got != login {
@@ -62,18 +58,13 @@ func TestConsoleLoginLeadsBack(t *testing.T) {
 // TestConsolePages: 10,000 rules come in pages of less than 100 KB, each once; after a reload the next page is the first one.
 func TestConsolePages(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, "config"), 0o700); err != nil {
-		t.Fatal(err)
-	}
 	write := func(first int) {
 		text := strings.Builder{}
 		text.WriteString("domain: shop\ndescriptors:\n")
 		for i := range 10_000 {
 			fmt.Fprintf(&text, "- {key: k%05d, rate_limit: {unit: hour, requests_per_unit: 3}}\n", first+i)
 		}
-		if err := os.WriteFile(filepath.Join(dir, "config", "shop.yaml"), []byte(text.String()), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.WriteFile(t, filepath.Join(dir, "config", "shop.yaml"), text.String())
 	}
 	write(0)
 	v, b := browse(t, "RUNTIME_ROOT="+dir)

@@ -35,6 +35,7 @@ type rulesState struct {
 	reason                    atomic.Pointer[string]    // why there are no rules; nil once there are
 	since                     atomic.Int64              // when the current rules were loaded, in seconds since the Unix epoch
 	behind                    atomic.Pointer[time.Time] // since when they may be out of date; nil while they are not
+	connected                 func() bool               // the control plane is; nil without one
 	successes, failures, warn *count.Counter
 
 	loadAttempts, loadFailures *count.Counter // the same, under other names of the reference
@@ -71,14 +72,15 @@ func newRulesState(h *health.Tracker, r *stats.Registry, l *limiter.Limiter, c *
 	return s
 }
 
-func (s *rulesState) loaded(set *descriptors.Set, warnings int) {
+// loaded puts a set in use. Newest reports whether it is known to be that of the source.
+func (s *rulesState) loaded(set *descriptors.Set, warnings int, newest bool) {
 	s.limiter.SetRules(set)
 	s.successes.Add(1)
 	s.loadAttempts.Add(1)
 	s.warn.Add(uint64(warnings))
 	s.since.Store(time.Now().Unix())
 	s.reason.Store(nil)
-	s.current(true)
+	s.current(newest)
 }
 
 func (s *rulesState) invalid(err error) {
@@ -87,7 +89,11 @@ func (s *rulesState) invalid(err error) {
 	s.loadFailures.Add(1)
 	s.current(false)
 	s.waiting(firstLine(err))
-	if s.limiter.Rules() != nil && !s.tooFew() {
+	switch {
+	case s.limiter.Rules() == nil:
+	case s.tooFew():
+		s.component.Set(false, tooFewRules)
+	default:
 		s.component.Degrade(fmt.Sprintf("new rules were invalid at %s, and the last good ones stay in use: %s",
 			time.Now().UTC().Format(time.RFC3339), firstLine(err)))
 	}
@@ -113,12 +119,16 @@ func (s *rulesState) current(yes bool) {
 		s.behind.CompareAndSwap(nil, new(time.Now()))
 		return
 	case s.tooFew():
-		s.component.Set(false, "the rules are empty, and HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED=true")
+		s.component.Set(false, tooFewRules)
 	default:
 		s.component.Set(true, "")
 	}
-	s.behind.Store(nil)
+	if s.connected == nil || s.connected() { // else only the overlay is new
+		s.behind.Store(nil)
+	}
 }
+
+const tooFewRules = "the rules are empty, and HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED=true"
 
 // tooFew reports whether the rules are empty, and health depends on some.
 func (s *rulesState) tooFew() bool { return s.oneAtLeast && len(s.limiter.Rules().Files()) == 0 }

@@ -3,18 +3,25 @@ package server
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/process/health"
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
+	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -22,18 +29,31 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // inProcess is a server in this process that has opened its ports but runs nothing yet.
 func inProcess(t *testing.T, env ...string) *Server {
 	t.Helper()
-	s, _, err := settings.Parse(append([]string{
+	return newServer(t, io.Discard, env...)
+}
+
+// newServer is inProcess with a log.
+func newServer(t *testing.T, log io.Writer, env ...string) *Server {
+	t.Helper()
+	s := parsed(t, append([]string{
 		"BACKEND_TYPE=memory", "HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1", "PORT=0", "GRPC_PORT=0", "DEBUG_PORT=0",
 		"RUNTIME_ROOT=" + t.TempDir(), "DRAIN_DELAY=0s",
-	}, env...))
-	if err != nil {
-		t.Fatal(err)
-	}
-	v, err := New(t.Context(), s, Config{Log: slog.New(slog.DiscardHandler)})
+	}, env...)...)
+	v, err := New(t.Context(), s, Config{Log: slog.New(slog.NewTextHandler(log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return v
+}
+
+// parsed returns the settings of an environment.
+func parsed(t *testing.T, env ...string) settings.Settings {
+	t.Helper()
+	s, _, err := settings.Parse(env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }
 
 // A server that is told to stop while it is starting, or waiting for rules or for Redis, stops at once and without an
@@ -112,4 +132,40 @@ func closed(addr net.Addr) bool {
 		_ = c.Close()
 	}
 	return err != nil
+}
+
+// A set that is not the newest one does not make the rules current: their age goes on. Nor does it hide that too few are in use.
+func TestAgeOfRules(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{})
+		h, c := health.NewTracker(), settings.Settings{}
+		c.Rules.HealthyWithOne = true
+		s := newRulesState(h, stats.New(), l, &c)
+		load := func(newest bool, sources ...descriptors.Source) {
+			t.Helper()
+			set, _, err := descriptors.Load(sources, descriptors.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.loaded(set, 0, newest)
+		}
+		shop := descriptors.Source{Name: "a.yaml", Data: []byte("domain: shop\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 3}}]\n")}
+		load(true, shop)
+		for range 3 { // reloads beside an overlay that stays invalid
+			load(false, shop)
+			s.invalid(errors.New("the overlay is invalid"))
+			time.Sleep(time.Minute)
+		}
+		if age := s.age(); age != 3*time.Minute || !h.OK() {
+			t.Errorf("the age is %v, want 3m; healthy: %t", age, h.OK())
+		}
+		load(false)
+		if s.invalid(errors.New("the overlay is invalid")); h.OK() {
+			t.Error("healthy without rules")
+		}
+		if load(true, shop); s.age() != 0 || !h.OK() {
+			t.Errorf("the age is %v; healthy: %t", s.age(), h.OK())
+		}
+	})
 }

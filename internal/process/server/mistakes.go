@@ -37,18 +37,7 @@ func logMistakes(log *slog.Logger, read func(func(r *descriptors.Rule, m limiter
 			}
 			lines++
 			before[one] = told{now, calls}
-			facts := []any{"rule", r.Path, "place", r.Origin(), "calls", calls - last.calls}
-			switch m {
-			case limiter.Unnamed:
-				log.WarnContext(ctx, "requests reserve estimates and none is settled, because their costs come without a reservation ID, so both stay consumed: "+
-					"send the ID with the cost, or use reserve with by", facts...)
-			case limiter.DroppedCharge:
-				log.WarnContext(ctx, "charges that exceed the remaining hits are dropped, so requests cost nothing: "+
-					"if requests are charged after they have run, set late_charge: true", facts...)
-			case limiter.SingleUse:
-				log.WarnContext(ctx, "no limit applies, because nearly every request has a counter of its own: "+
-					"name the entry that differs in each request with reserve and by, or leave it out", facts...)
-			}
+			log.WarnContext(ctx, "a rule has a probable mistake", "mistake", m.Advice(r), "rule", r.Path, "place", r.Origin(), "calls", calls-last.calls)
 		})
 	})
 }

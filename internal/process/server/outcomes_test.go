@@ -1,14 +1,10 @@
 package server
 
 import (
-	"bytes"
 	"context"
-	"log/slog"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -19,7 +15,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -53,17 +48,44 @@ func TestOutcomes(t *testing.T) { //nolint:paralleltest // grpc-gateway has a va
 	}{
 		{name: "no limit", descriptors: "none=1", explain: "NO_LIMIT", watch: "NO_LIMIT", code: "OK OK", class: "ok"},
 		{name: "unlimited", descriptors: "free=1", explain: "UNLIMITED", watch: "UNLIMITED", code: "OK OK", class: "ok"},
-		{name: "replaced", descriptors: "one=1 two=2", explain: "REPLACED", watch: "REPLACED", code: "OVER_LIMIT OK", headers: "shop.two retry body shop.two", class: "over_limit", rejections: "shop.two"},
+		{
+			name: "replaced", descriptors: "one=1 two=2", explain: "REPLACED", watch: "REPLACED", code: "OVER_LIMIT OK",
+			headers: "shop.two retry body shop.two", class: "over_limit", rejections: "shop.two",
+		},
 		{name: "admitted", descriptors: "user=2", explain: "ADMITTED", watch: "ADMITTED", code: "OK OK", headers: "shop.user", class: "ok"},
-		{name: "rejected", descriptors: "user=1", explain: "REJECTED", watch: "REJECTED", code: "OVER_LIMIT OVER_LIMIT", headers: "shop.user retry body shop.user", class: "over_limit", rejections: "shop.user"},
-		{name: "shadow mode of the rule", descriptors: "trial=1", explain: "SHADOWED", watch: "SHADOWED", code: "OK OK", headers: "shop.trial", class: "shadow"},
-		{name: "shadow mode of the server", env: "SHADOW_MODE=true", descriptors: "user=1", explain: "SHADOWED", watch: "SHADOWED", code: "OK OVER_LIMIT", headers: "shop.user", class: "shadow"},
+		{
+			name: "rejected", descriptors: "user=1", explain: "REJECTED", watch: "REJECTED", code: "OVER_LIMIT OVER_LIMIT",
+			headers: "shop.user retry body shop.user", class: "over_limit", rejections: "shop.user",
+		},
+		{
+			name: "shadow mode of the rule", descriptors: "trial=1", explain: "SHADOWED",
+			watch: "SHADOWED", code: "OK OK", headers: "shop.trial", class: "shadow",
+		},
+		{
+			name: "shadow mode of the server", env: "SHADOW_MODE=true", descriptors: "user=1", explain: "SHADOWED",
+			watch: "SHADOWED", code: "OK OVER_LIMIT", headers: "shop.user", class: "shadow",
+		},
 		{name: "late charge", descriptors: "late=1", explain: "LATE_CHARGE", watch: "LATE_CHARGE", code: "OVER_LIMIT OVER_LIMIT", class: "late_charge"},
-		{name: "late charge beside a rejection", descriptors: "late=1 user=1", explain: "LATE_CHARGE", watch: "LATE_CHARGE", code: "OVER_LIMIT OVER_LIMIT", headers: "shop.user retry body shop.user", class: "over_limit", rejections: "shop.user"},
-		{name: "a rejection beside a late charge", descriptors: "user=1 late=1", explain: "REJECTED", watch: "REJECTED", code: "OVER_LIMIT OVER_LIMIT", headers: "shop.user retry body shop.user", class: "over_limit", rejections: "shop.user"},
-		{name: "blocked", descriptors: "user=2", operator: "block", explain: "BLOCKED", watch: "BLOCKED", code: "OVER_LIMIT OVER_LIMIT", headers: "block:ID retry body block:ID", class: "control", rejections: "block:ID"},
-		{name: "allowed", descriptors: "user=1", operator: "allow", explain: "ALLOWED", watch: "ALLOWED", code: "OK OK", headers: "allow:ID", class: "control"},
-		{name: "skipped", descriptors: "user=3 user=2", operator: "block", explain: "SKIPPED", watch: "SKIPPED", code: "OVER_LIMIT OK", headers: "block:ID retry body block:ID", class: "control", rejections: "block:ID"},
+		{
+			name: "late charge beside a rejection", descriptors: "late=1 user=1", explain: "LATE_CHARGE", watch: "LATE_CHARGE",
+			code: "OVER_LIMIT OVER_LIMIT", headers: "shop.user retry body shop.user", class: "over_limit", rejections: "shop.user",
+		},
+		{
+			name: "a rejection beside a late charge", descriptors: "user=1 late=1", explain: "REJECTED", watch: "REJECTED",
+			code: "OVER_LIMIT OVER_LIMIT", headers: "shop.user retry body shop.user", class: "over_limit", rejections: "shop.user",
+		},
+		{
+			name: "blocked", descriptors: "user=2", operator: "block", explain: "BLOCKED", watch: "BLOCKED",
+			code: "OVER_LIMIT OVER_LIMIT", headers: "block:ID retry body block:ID", class: "control", rejections: "block:ID",
+		},
+		{
+			name: "allowed", descriptors: "user=1", operator: "allow", explain: "ALLOWED",
+			watch: "ALLOWED", code: "OK OK", headers: "allow:ID", class: "control",
+		},
+		{
+			name: "skipped", descriptors: "user=3 user=2", operator: "block", explain: "SKIPPED", watch: "SKIPPED",
+			code: "OVER_LIMIT OK", headers: "block:ID retry body block:ID", class: "control", rejections: "block:ID",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := startOutcomes(t, tt.env)
@@ -96,7 +118,8 @@ func TestOutcomes(t *testing.T) { //nolint:paralleltest // grpc-gateway has a va
 				"rejections: " + s.rejections(),
 			}
 			want := []string{
-				"explain: " + tt.explain, "watch: " + tt.watch, "code: " + tt.code, "headers: " + tt.headers, "class: " + tt.class, "rejections: " + tt.rejections,
+				"explain: " + tt.explain, "watch: " + tt.watch, "code: " + tt.code,
+				"headers: " + tt.headers, "class: " + tt.class, "rejections: " + tt.rejections,
 			}
 			for i := range want {
 				if got[i] != want[i] {
@@ -123,49 +146,23 @@ type outcomeServer struct {
 	v     *Server
 	rls   ratelimitv3.RateLimitServiceClient
 	admin adminv1.AdminServiceClient
-	mu    sync.Mutex
-	log   bytes.Buffer
-}
-
-// Write writes to the log.
-func (s *outcomeServer) Write(b []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.log.Write(b)
+	log   testkit.Buffer
 }
 
 func startOutcomes(t *testing.T, env string) *outcomeServer {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, "rules"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "rules", "shop.yaml"), []byte(outcomeRules), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.WriteFile(t, filepath.Join(dir, "rules", "shop.yaml"), outcomeRules)
 	token := filepath.Join(dir, "token")
-	if err := os.WriteFile(token, []byte(outcomeToken), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	pairs := []string{
-		"BACKEND_TYPE=memory", "HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1", "PORT=0", "GRPC_PORT=0", "DEBUG_PORT=0",
-		"RUNTIME_ROOT=" + dir, "RUNTIME_SUBDIRECTORY=.", "RUNTIME_APPDIRECTORY=rules", "RUNTIME_WATCH_ROOT=false", "DRAIN_DELAY=0s",
-		"ADMIN=true", "ADMIN_TOKENS_IN_CLEAR=true", "ADMIN_TOKEN_FILE=" + token, "LOG_REJECTED=true", "LIMIT_RULE_HEADER=x-rule", "LIMIT_RETRY_AFTER_HEADER=retry-after", "LIMIT_BODY=by {{rule}}",
-	}
-	if env != "" {
-		pairs = append(pairs, env)
-	}
-	set, _, err := settings.Parse(pairs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.WriteFile(t, token, outcomeToken)
 	s := &outcomeServer{}
-	if s.v, err = New(t.Context(), set, Config{Log: slog.New(slog.NewTextHandler(s, nil))}); err != nil {
-		t.Fatal(err)
-	}
+	s.v = newServer(t, &s.log, "RUNTIME_ROOT="+dir, "RUNTIME_SUBDIRECTORY=.", "RUNTIME_APPDIRECTORY=rules", "RUNTIME_WATCH_ROOT=false",
+		"ADMIN=true", "ADMIN_TOKENS_IN_CLEAR=true", "ADMIN_TOKEN_FILE="+token, "LOG_REJECTED=true",
+		"LIMIT_RULE_HEADER=x-rule", "LIMIT_RETRY_AFTER_HEADER=retry-after", "LIMIT_BODY=by {{rule}}", env)
 	testkit.Run(t, s.v.Run)
 	testkit.Eventually(t, "the rules are loaded", func() bool { return s.v.limiter.Rules() != nil })
-	conn, err := grpc.NewClient(s.v.listeners.grpc.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithPerRPCCredentials(bearer(outcomeToken)))
+	conn, err := grpc.NewClient(s.v.listeners.grpc.Addr().String(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithPerRPCCredentials(bearer(outcomeToken)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -227,8 +224,6 @@ var controlID = regexp.MustCompile(`(block|allow):[0-9a-f]+`)
 
 // rejections returns the rules that the log says have rejected something.
 func (s *outcomeServer) rejections() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	rules := ""
 	for line := range strings.Lines(s.log.String()) {
 		if _, rest, ok := strings.Cut(line, `msg="a request was rejected"`); ok {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -13,12 +14,7 @@ import (
 func TestPrepaid(t *testing.T) {
 	t.Parallel()
 	load := func(limit string) *descriptors.Set {
-		rules := "domain: d\ndescriptors:\n  - {key: a, value: b, rate_limit: {" + limit + "}}\n"
-		set, problems, err := descriptors.Load([]descriptors.Source{{Name: "a.yaml", Data: []byte(rules)}}, descriptors.Options{})
-		if err != nil {
-			t.Fatal(problems)
-		}
-		return set
+		return rulefiletest.Load(t, "domain: d\ndescriptors:\n  - {key: a, value: b, rate_limit: {"+limit+"}}\n")
 	}
 	h := health.NewTracker()
 	p := newPrepaid(slog.New(slog.DiscardHandler), h)

@@ -18,34 +18,38 @@ import (
 
 // rejection is a request of one descriptor that the rule of this path rejects.
 func rejection(path string, e ...descriptors.Entry) (*limiter.Request, *limiter.Verdict) {
-	it := &descriptors.RateLimit{RequestsPerUnit: 3, Unit: descriptors.Minute, Multiplier: 1, Limit: engine.Limit{Algorithm: engine.FixedWindow, Hits: 3, Window: 60e6, CountRefused: true}}
+	it := &descriptors.RateLimit{
+		RequestsPerUnit: 3, Unit: descriptors.Minute, Multiplier: 1,
+		Limit: engine.Limit{Algorithm: engine.FixedWindow, Hits: 3, Window: 60e6, CountRefused: true},
+	}
 	return &limiter.Request{Domain: []byte("shop"), Descriptors: []limiter.Descriptor{{Entries: e}}}, &limiter.Verdict{Over: true, Statuses: []limiter.Status{{
 		Over: true, Outcome: limiter.Rejected, RateLimit: it, Rule: &descriptors.Rule{Path: path},
 		Decision: engine.Decision{RetryAfter: 41500 * time.Millisecond},
 	}}}
 }
 
-// rejectedLogAt logs into b; its clock shows now.
-func rejectedLogAt(w io.Writer, now *time.Time, values bool) *rejectedLog {
+// newRejectedLog returns a log with what it says, one line at a time, and the time that its clock shows.
+func newRejectedLog(values bool) (l *rejectedLog, said *strings.Builder, now *time.Time) {
 	var s settings.Settings
 	s.Log.Level, s.Log.Format = settings.Level(slog.LevelInfo), "json"
-	return &rejectedLog{log: NewLogger(w, s), values: values, now: func() time.Time { return *now }, seed: maphash.MakeSeed()}
+	said, now = new(strings.Builder), new(time.Unix(1_800_000_000, 0))
+	l = &rejectedLog{log: NewLogger(said, s), values: values, now: func() time.Time { return *now }, seed: maphash.MakeSeed()}
+	return l, said, now
 }
 
 func TestRejectionsAreSampled(t *testing.T) {
 	t.Parallel()
-	var b strings.Builder
-	now := time.Unix(1_800_000_000, 0)
-	l := rejectedLogAt(&b, &now, false)
+	l, b, now := newRejectedLog(false)
 	r, v := rejection("shop.user", descriptors.Entry{Key: []byte("user"), Value: []byte("planted")})
 	for range 2500 {
 		l.rejected(r, v)
 	}
-	now = now.Add(time.Second)
+	*now = now.Add(time.Second)
 	l.rejected(r, v)
 	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
 	if len(lines) != sampleFirst+2+1 {
-		t.Fatalf("%d lines, want the first %d of the second, the 1000th, the 2000th, and the first of the next second:\n%s", len(lines), sampleFirst, b.String())
+		t.Fatalf("%d lines, want the first %d of the second, the 1000th, the 2000th, and the first of the next second:\n%s",
+			len(lines), sampleFirst, b.String())
 	}
 	for i, omitted := range map[int]int{0: 0, sampleFirst - 1: 0, sampleFirst: 1000 - sampleFirst - 1, sampleFirst + 1: 999, sampleFirst + 2: 500} {
 		if !strings.Contains(lines[i], fmt.Sprintf(`"omitted":%d,`, omitted)) {
@@ -66,9 +70,7 @@ func TestRejectionsAreSampled(t *testing.T) {
 
 func TestRejectionsOfRulesAreSampledApart(t *testing.T) {
 	t.Parallel()
-	var b strings.Builder
-	now := time.Unix(1_800_000_000, 0)
-	l := rejectedLogAt(&b, &now, false)
+	l, b, _ := newRejectedLog(false)
 	names := func() (first, second string) { // whose slots differ, as most do
 		for i := 0; ; i++ {
 			name := fmt.Sprint("shop.r", i)
@@ -89,10 +91,9 @@ func TestRejectionsOfRulesAreSampledApart(t *testing.T) {
 
 func TestRejectedValues(t *testing.T) {
 	t.Parallel()
-	var b strings.Builder
-	now := time.Unix(1_800_000_000, 0)
-	l := rejectedLogAt(&b, &now, true)
-	l.rejected(rejection("shop.user", descriptors.Entry{Key: []byte("user"), Value: []byte("ann\n\xff\"")}, descriptors.Entry{Key: []byte("k"), Value: []byte(strings.Repeat("x", 10_000))}))
+	l, b, _ := newRejectedLog(true)
+	l.rejected(rejection("shop.user", descriptors.Entry{Key: []byte("user"), Value: []byte("ann\n\xff\"")},
+		descriptors.Entry{Key: []byte("k"), Value: []byte(strings.Repeat("x", 10_000))}))
 	got := b.String()
 	if !strings.Contains(got, `"descriptor":"user=ann\n`+"\uFFFD"+`\",k=xxx`) || len(got) > longestLogged+300 || strings.Count(got, "\n") != 1 {
 		t.Errorf("logged %q", got)
@@ -101,9 +102,7 @@ func TestRejectedValues(t *testing.T) {
 
 func TestRejectionsFromMany(t *testing.T) {
 	t.Parallel()
-	var b strings.Builder // the handler writes one line at a time
-	now := time.Unix(1_800_000_000, 0)
-	l := rejectedLogAt(&b, &now, false)
+	l, b, _ := newRejectedLog(false)
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
@@ -135,8 +134,7 @@ func TestRejectionsBelowTheLevelCostNothing(t *testing.T) {
 
 // A rejection that is not logged costs no memory.
 func TestRejectionsLeftOutCostNothing(t *testing.T) {
-	now := time.Unix(1_800_000_000, 0)
-	l := rejectedLogAt(io.Discard, &now, false)
+	l, _, _ := newRejectedLog(false)
 	r, v := rejection("shop.user")
 	for range sampleFirst {
 		l.rejected(r, v)
@@ -152,10 +150,7 @@ func TestLevelNames(t *testing.T) {
 		"trace": "trace", "debug": "debug", "info": "info", "warn": "warning", "WARNING": "warning", "error": "error", "Fatal": "error", "panic": "error",
 	} {
 		for _, format := range []string{"text", "json"} {
-			s, _, err := settings.Parse([]string{"BACKEND_TYPE=memory", "LOG_LEVEL=" + name, "LOG_FORMAT=" + format})
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := parsed(t, "BACKEND_TYPE=memory", "LOG_LEVEL="+name, "LOG_FORMAT="+format)
 			var b strings.Builder
 			log := NewLogger(&b, s)
 			log.Log(t.Context(), slog.Level(s.Log.Level)-1, "below")
@@ -174,9 +169,7 @@ func TestLevelNames(t *testing.T) {
 // TestLateChargesAreNotRejected: a late charge is in no line, and where something else rejects the request the line names that.
 func TestLateChargesAreNotRejected(t *testing.T) {
 	t.Parallel()
-	var b strings.Builder
-	now := time.Unix(1_800_000_000, 0)
-	l := rejectedLogAt(&b, &now, false)
+	l, b, _ := newRejectedLog(false)
 	r, v := rejection("shop.budget")
 	v.Statuses[0].Outcome = limiter.ChargedLate
 	if l.rejected(r, v); b.Len() > 0 {

@@ -72,7 +72,8 @@ func TestSealedTenants(t *testing.T) {
 		})
 	}
 	shown := func() string {
-		return db.CLI("HGETALL", "rl:{tenants}:entries") + db.CLI("ZRANGE", "rl:{tenants}:changed", "0", "-1") + db.CLI("ZRANGE", "rl:{tenants}:ends", "0", "-1")
+		return db.CLI("HGETALL", "rl:{tenants}:entries") + db.CLI("ZRANGE", "rl:{tenants}:changed", "0", "-1") +
+			db.CLI("ZRANGE", "rl:{tenants}:ends", "0", "-1")
 	}
 	put(replica("", ""), "ann@example.com", "gold", "")
 	one := replica("one", "clear")

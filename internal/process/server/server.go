@@ -141,8 +141,8 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		Options: descriptors.Options{MergeDomains: s.Rules.MergeDomains, Strict: s.Rules.Strict, CalendarMonths: s.Decide.CalendarMonths, QuotaGroupBy: s.Rules.QuotaGroupBy},
 		Check:   Unsupported(&s),
 		Compare: compare,
-		Loaded: func(set *descriptors.Set, warnings int) {
-			v.rules.loaded(set, warnings)
+		Loaded: func(set *descriptors.Set, warnings int, newest bool) {
+			v.rules.loaded(set, warnings, newest)
 			v.store.prepaid.loaded(set)
 			v.tenants.SetPlans(set.PlanNames())
 		},

@@ -82,6 +82,7 @@ func (v *Server) takeFrom(c configwatch.Config) {
 	c.Empty = true // a control plane sends no rules once the last policy is deleted
 	v.loads = configwatch.New(v.log, c)
 	client := xds.New(v.log, v.xdsConfig(), v.loads)
+	v.rules.connected = client.Connected
 	v.registry.Gauge(stats.XDSConnected, func() float64 {
 		if client.Connected() {
 			return 1

@@ -7,7 +7,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch/xds"
 )
 
@@ -17,10 +16,7 @@ func TestXDSSettings(t *testing.T) {
 	t.Parallel()
 	of := func(env ...string) xds.Config {
 		t.Helper()
-		s, _, err := settings.Parse(append(env, "BACKEND_TYPE=memory", "USE_STATSD=false"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := parsed(t, append(env, "BACKEND_TYPE=memory", "USE_STATSD=false")...)
 		return (&Server{settings: s}).xdsConfig()
 	}
 	same := cmpopts.IgnoreFields(xds.Config{}, "Hooks")

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
 	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch"
@@ -48,6 +49,11 @@ func (v *Server) Status(who *admin.Who) *adminv1.StatusResponse {
 		now.InvalidRules = &adminv1.InvalidRules{Time: timestamppb.New(r.At), Version: r.Version, IsOver: v.loads.Last() != r}
 		now.InvalidRules.Problems, now.InvalidRules.Total = who.Problems(problems(r))
 	}
+	v.limiter.Mistakes(func(r *descriptors.Rule, m limiter.Mistake, calls uint64) {
+		if who.Sees(r.DomainName()) && len(now.Mistakes) < admin.MostShown {
+			now.Mistakes = append(now.Mistakes, &adminv1.RuleMistake{Rule: r.Path, Mistake: m.String(), Calls: calls, Text: m.Advice(r)})
+		}
+	})
 	if near := v.store.near; near != nil {
 		n := near.Stats()
 		now.NearCache = &adminv1.NearCacheStatus{
@@ -99,6 +105,7 @@ func (v *Server) rulesInUse(who *admin.Who) *adminv1.RulesStatus {
 	m.Source = v.origin(files)
 	if o := v.loads.Accepted(); o != nil {
 		m.Version, m.Loaded, m.Age = o.Version, timestamppb.New(o.Since), durationpb.New(time.Since(o.Since))
+		m.Warnings, m.TotalWarnings = who.Problems(o.Problems)
 	}
 	if since := v.rules.behind.Load(); since != nil {
 		m.Behind = timestamppb.New(*since)

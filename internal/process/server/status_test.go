@@ -37,9 +37,18 @@ func TestReloadWithoutControlPlane(t *testing.T) {
 		code codes.Code
 		text string
 	}{
-		{"ReloadRules", func() error { _, err := c.ReloadRules(ctx, &adminv1.ReloadRulesRequest{}); return err }, codes.Unavailable, "no control plane at 127.0.0.1:1"},
-		{"ReloadRules, dry", func() error { _, err := c.ReloadRules(ctx, &adminv1.ReloadRulesRequest{DryRun: true}); return err }, codes.FailedPrecondition, "only for a real reload"},
-		{"ReloadRules, long reason", func() error { _, err := c.ReloadRules(ctx, &adminv1.ReloadRulesRequest{Reason: long}); return err }, codes.InvalidArgument, "at most 500"},
+		{
+			"ReloadRules", func() error { _, err := c.ReloadRules(ctx, &adminv1.ReloadRulesRequest{}); return err },
+			codes.Unavailable, "no control plane at 127.0.0.1:1",
+		},
+		{
+			"ReloadRules, dry", func() error { _, err := c.ReloadRules(ctx, &adminv1.ReloadRulesRequest{DryRun: true}); return err },
+			codes.FailedPrecondition, "only for a real reload",
+		},
+		{
+			"ReloadRules, long reason", func() error { _, err := c.ReloadRules(ctx, &adminv1.ReloadRulesRequest{Reason: long}); return err },
+			codes.InvalidArgument, "at most 500",
+		},
 		{"Drain, long reason", func() error { _, err := c.Drain(ctx, &adminv1.DrainRequest{Reason: long}); return err }, codes.InvalidArgument, "at most 500"},
 	} {
 		if err := tt.ask(); status.Code(err) != tt.code || !strings.Contains(err.Error(), tt.text) {

@@ -28,6 +28,7 @@ func (v *Server) takeTenants() {
 		Store: v.store.tenants,
 		Log:   v.log,
 		Event: func(e tenants.Event) { events[e].Add(1) },
+		Check: func(plan string, requests uint64) error { return v.limiter.Rules().CheckNumber(plan, requests) },
 		Again: func() {
 			if v.listed != nil {
 				v.listed.Reload()
@@ -90,6 +91,9 @@ func (v *Server) tenantGauges(values *stats.Values) {
 		unknown[u.Source] += u.Tenants
 	}
 	for source, label := range map[plans.Source]string{plans.File: "file", plans.Store: "store"} {
+		if source == plans.Store && !v.tenants.StoreRead() {
+			continue
+		}
 		values.Gauge(stats.Tenants, float64(v.tenants.Len(source)), label)
 		values.Gauge(stats.TenantsUnknownPlan, float64(unknown[source]), label)
 	}

@@ -25,13 +25,28 @@ func TestInstead(t *testing.T) {
 		{"LOG_FORMAT=xml", "LOG_FORMAT=xml is not known, so the log is written as text", func(s *Settings) bool { return s.Log.Format == "text" }},
 		{"LOG_FORMAT=Json", "", func(s *Settings) bool { return s.Log.Format == "json" }},
 		{"REDIS_SOCKET_TYPE=tcp4", "REDIS_SOCKET_TYPE=tcp4 reaches a single Redis over IPv4 only", func(s *Settings) bool { return s.Redis.Socket == "tcp4" }},
-		{"REDIS_PERSECOND_SOCKET_TYPE=tcp6", "REDIS_PERSECOND_SOCKET_TYPE=tcp6 reaches a single Redis over IPv6 only", func(s *Settings) bool { return s.RedisPerSecond.Socket == "tcp6" }},
-		{plane + " CONFIG_GRPC_XDS_NODE_METADATA=key1:val1", "CONFIG_GRPC_XDS_NODE_METADATA=key1:val1 leaves out key1:val1", func(s *Settings) bool { return len(s.XDS.NodeMetadata) == 0 }},
-		{plane + " CONFIG_GRPC_XDS_NODE_METADATA=key1:val1,k=a:b,x,", "CONFIG_GRPC_XDS_NODE_METADATA=key1:val1,k=a:b,x, leaves out key1:val1, x,", func(s *Settings) bool {
-			return maps.Equal(s.XDS.NodeMetadata, map[string]string{"k": "a:b"})
-		}},
-		{"REDIS_TLS=false REDIS_TLS_CACERT=/nowhere.pem", "REDIS_TLS_CACERT has no effect without REDIS_TLS=true", func(s *Settings) bool { return !s.Redis.OverTLS() }},
-		{"REDIS_TLS_CLIENT_KEY=k REDIS_PERSECOND_TLS=true", "REDIS_TLS_CLIENT_KEY has no effect", func(s *Settings) bool { return !s.RedisPerSecond.OverTLS() }},
+		{
+			"REDIS_PERSECOND_SOCKET_TYPE=tcp6", "REDIS_PERSECOND_SOCKET_TYPE=tcp6 reaches a single Redis over IPv6 only",
+			func(s *Settings) bool { return s.RedisPerSecond.Socket == "tcp6" },
+		},
+		{
+			plane + " CONFIG_GRPC_XDS_NODE_METADATA=key1:val1", "CONFIG_GRPC_XDS_NODE_METADATA=key1:val1 leaves out key1:val1",
+			func(s *Settings) bool { return len(s.XDS.NodeMetadata) == 0 },
+		},
+		{
+			plane + " CONFIG_GRPC_XDS_NODE_METADATA=key1:val1,k=a:b,x,",
+			"CONFIG_GRPC_XDS_NODE_METADATA=key1:val1,k=a:b,x, leaves out key1:val1, x,", func(s *Settings) bool {
+				return maps.Equal(s.XDS.NodeMetadata, map[string]string{"k": "a:b"})
+			},
+		},
+		{
+			"REDIS_TLS=false REDIS_TLS_CACERT=/nowhere.pem", "REDIS_TLS_CACERT has no effect without REDIS_TLS=true",
+			func(s *Settings) bool { return !s.Redis.OverTLS() },
+		},
+		{
+			"REDIS_TLS_CLIENT_KEY=k REDIS_PERSECOND_TLS=true", "REDIS_TLS_CLIENT_KEY has no effect",
+			func(s *Settings) bool { return !s.RedisPerSecond.OverTLS() },
+		},
 		{"REDIS_TLS_CLIENT_CERT=c REDIS_PERSECOND=true REDIS_PERSECOND_TLS=true", "", func(s *Settings) bool { return s.RedisPerSecond.OverTLS() }},
 		{"REDIS_TLS_CACERT=c REDIS_TLS=1", "", func(s *Settings) bool { return s.Redis.OverTLS() }},
 		{"REDIS_TLS_CACERT=c REDIS_URL=rediss://a:1", "", func(s *Settings) bool { return s.Redis.OverTLS() }},

@@ -3,13 +3,14 @@ package settings
 import (
 	"flag"
 	"log/slog"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 )
 
 var update = flag.Bool("update", false, "write the table into docs/settings.md")
@@ -22,53 +23,6 @@ func parse(t *testing.T, more ...string) (s Settings, notices, lines []string) {
 		lines = strings.Split(err.Error(), "\n")
 	}
 	return s, notices, lines
-}
-
-func TestDefaults(t *testing.T) {
-	t.Parallel()
-	s, notices, problems := parse(t)
-	if problems != nil || notices != nil {
-		t.Fatalf("problems %q, notices %q; want none", problems, notices)
-	}
-	var want Settings
-	want.GRPC.Host, want.GRPC.Port, want.GRPC.MaxAge, want.GRPC.Grace, want.GRPC.MaxWaiting = "0.0.0.0", "8081", 24*time.Hour, time.Hour, 4096
-	want.GRPC.AddressShare, want.GRPC.RLQSMemory = 0.25, 256<<20
-	want.GRPC.MinTLS = "1.2"
-	want.HTTP.Host, want.HTTP.Port, want.HTTP.MaxBody = "0.0.0.0", "8080", 1<<20
-	want.Debug.Host, want.Debug.Port = "0.0.0.0", "6070"
-	want.Rules.Source, want.Rules.Root, want.Rules.AppDirectory = "FILE", "/srv/runtime_data/current", "config"
-	want.Rules.WatchRoot = true
-	want.XDS = XDS{
-		NodeID: "default", Server: "localhost:18000",
-		FirstWait: 3 * time.Second, BackoffInitial: 10 * time.Second, BackoffMax: time.Minute, BackoffFactor: 0.5, BackoffJitter: true,
-	}
-	want.Decide.NearLimitRatio = 0.8
-	want.Answer.LimitHeader, want.Answer.RemainingHeader, want.Answer.ResetHeader = "RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"
-	want.Answer.HeadersFormat = "reference"
-	want.Answer.Request.LimitHeader, want.Answer.Request.RemainingHeader, want.Answer.Request.ResetHeader = "RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"
-	want.Backend.Type, want.Backend.MemoryMaxKeys, want.Backend.OnFailure = "memory", 1_000_000, "error"
-	want.Backend.JitterSeconds = 300
-	want.NearCache.Keys, want.NearCache.Rejection, want.NearCache.Leases = 100_000, time.Second, true
-	want.Redis.RedisServer = RedisServer{
-		Type: "SINGLE", Socket: "unix", URL: "/var/run/nutcracker/ratelimit.sock", PoolSize: 10,
-		DialTimeout: 250 * time.Millisecond,
-	}
-	want.RedisPerSecond.RedisServer = RedisServer{
-		Type: "SINGLE", Socket: "unix", URL: "/var/run/nutcracker/ratelimitpersecond.sock", PoolSize: 10,
-		DialTimeout: 250 * time.Millisecond,
-	}
-	want.Memcache = Memcache{MaxIdleConns: 64}
-	want.DrainDelay = 5 * time.Second
-	want.Admin.On = true
-	want.Log.Level, want.Log.Format = Level(slog.LevelInfo), "text"
-	want.Tracing.Service, want.Tracing.Protocol, want.Tracing.Rate = "RateLimit", "http", 1
-	want.Stats.MaxSeries, want.Stats.Statsd = 1000, true
-	want.Stats.PrometheusAddr, want.Stats.PrometheusPath = ":9090", "/metrics"
-	want.Stats.StatsdHost, want.Stats.StatsdPort, want.Stats.StatsdProtocol = "localhost", "8125", "tcp"
-	want.Stats.FlushInterval = 10 * time.Second
-	if d := cmp.Diff(want, s); d != "" {
-		t.Errorf("settings (-want +got):\n%s", d)
-	}
 }
 
 func TestValues(t *testing.T) {
@@ -114,36 +68,6 @@ func TestSetButEmptyIsUnset(t *testing.T) {
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("%q: settings (-want +got):\n%s", environ, d)
 		}
-	}
-}
-
-func TestWrongValuesAreReportedAllAtOnce(t *testing.T) {
-	t.Parallel()
-	_, _, problems := parse(t, "PORT=http", "SHADOW_MODE=maybe", "DRAIN_DELAY=10", "MEMORY_MAX_KEYS=0", "NEAR_LIMIT_RATIO=NaN",
-		"PROMETHEUS_ADDR=9090", "PROMETHEUS_PATH=metrics", "LOG_LEVEL=loud", "CONFIG_TYPE=files",
-		"GRPC_MAX_CONNECTION_AGE=-1s", "LIMIT_RULE_HEADER=x rule", "LIMIT_RESET_HEADER=:status", "GRPC_PORT=65536", "STATS_FLUSH_INTERVAL=0s", "STATSD_PROTOCOL=http", "EXTRA_TAGS=a", "LOCAL_CACHE_SIZE_IN_BYTES=-1")
-	want := []string{
-		`CONFIG_TYPE="files": must be FILE, GRPC_XDS_SOTW or GRPC_XDS_DELTA`,
-		`DRAIN_DELAY="10": must be a duration of 0 or more with its unit, such as 500ms, 10s or 24h, and at most 876000h`,
-		`EXTRA_TAGS="a": must be pairs such as key:value,key2:value2`,
-		`GRPC_MAX_CONNECTION_AGE="-1s": must be a duration of 0 or more with its unit, such as 500ms, 10s or 24h, and at most 876000h`,
-		`GRPC_PORT="65536": must be a port number from 0 to 65535`,
-		`LIMIT_RESET_HEADER=":status": must be the name of a header, such as Retry-After: letters, digits and dashes`,
-		`LIMIT_RULE_HEADER="x rule": must be the name of a header, such as Retry-After: letters, digits and dashes`,
-		`LOCAL_CACHE_SIZE_IN_BYTES="-1": must be a whole number of 0 or more`,
-		`LOG_LEVEL="loud": must be one of panic, fatal, error, warn, warning, info, debug, trace`,
-		`MEMORY_MAX_KEYS="0": must be a whole number of 1 or more`,
-		`NEAR_LIMIT_RATIO="NaN": must be a number of 0 or more, such as 0.8`,
-		`PORT="http": must be a port number from 0 to 65535`,
-		`PROMETHEUS_ADDR="9090": must be an address such as :9090 or 127.0.0.1:9090`,
-		`PROMETHEUS_PATH="metrics": must be a path such as /metrics`,
-		`SHADOW_MODE="maybe": must be true or false`,
-		`STATSD_PROTOCOL="http": must be one of tcp, udp`,
-		`STATS_FLUSH_INTERVAL="0s": must be a duration above 0 with its unit, such as 500ms or 10s, and at most 876000h`,
-	}
-	slices.Sort(problems)
-	if d := cmp.Diff(want, problems); d != "" {
-		t.Errorf("problems (-want +got):\n%s", d)
 	}
 }
 
@@ -329,38 +253,13 @@ func TestClientsWithCertificates(t *testing.T) {
 	}
 }
 
-func TestUnknownNamesAreIgnored(t *testing.T) {
-	t.Parallel()
-	if _, notices, problems := parse(t, "USE_STATSD=false", "GOGC=50", "DOG_STATSD_MOGRIFIER_A_PATTERN=x", "PATH=/bin", "NONSENSE"); problems != nil || notices != nil {
-		t.Errorf("problems %q, notices %q", problems, notices)
-	}
-}
-
 // The table of variables in docs/settings.md is the one in this package; run with -update, or make docs, to write it.
 func TestDocument(t *testing.T) {
 	const (
 		document   = "../../../docs/settings.md"
 		begin, end = "<!-- variables: written by make docs -->\n", "<!-- end of variables -->"
 	)
-	raw, err := os.ReadFile(document)
-	if err != nil {
-		t.Fatal(err)
-	}
-	head, rest, found := strings.Cut(string(raw), begin)
-	_, tail, closed := strings.Cut(rest, end)
-	if !found || !closed {
-		t.Fatalf("%s has no table between %q and %q", document, begin, end)
-	}
-	want := head + begin + "\n" + Markdown() + "\n" + end + tail
-	if *update {
-		if err := os.WriteFile(document, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if d := cmp.Diff(want, string(raw)); d != "" {
-		t.Errorf("run make docs; docs/settings.md (-want +got):\n%s", d)
-	}
+	goldentest.Section(t, document, [2]string{begin, end}, "\n"+Markdown()+"\n", *update)
 }
 
 // A variable for something that is always done is accepted without a notice, whatever its value.

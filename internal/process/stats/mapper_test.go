@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -12,19 +11,27 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 )
 
 // mapping writes a mapping file and returns its path.
 func mapping(t *testing.T, text string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "mapping.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+	testkit.WriteFile(t, file, text)
+	return file
+}
+
+// mapperOf returns the mapper of a mapping.
+func mapperOf(t *testing.T, text string) *Mapper {
+	t.Helper()
+	m, err := LoadMapper(mapping(t, text))
+	if err != nil {
 		t.Fatal(err)
 	}
-	return file
+	return m
 }
 
 // mappedLines returns the series that a mapping makes of r, without those of Go and the process.
@@ -74,39 +81,9 @@ mappings:
 
 func TestMapper(t *testing.T) {
 	t.Parallel()
-	m, err := LoadMapper(mapping(t, allOfAMapping))
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []string{
-		`calls{zone="eu"} 2`,
-		`hits{domain="shop",fixed="x",rule="bad_` + "\uFFFD" + `",zone="eu"} 2`,
-		`hits{domain="shop",fixed="x",rule="user",zone="eu"} 5`,
-		`ignored{domain="my.domain",reason="by invalid.__zone=eu",tag="ratelimitd.override_ignored_total.__domain=my_domain.__reason=invalid.__zone=eu",zone="eu"} 1`,
-		`limit_near{domain="shop",rule="a.b_1",zone="eu"} 7`,
-		`limit_over{domain="shop",rule="a.b_1.c",zone="eu"} 2`, // includes over_limit_with_local_cache, because the pattern is not anchored at its end
-		`limit_over{domain="shop",rule="user",zone="eu"} 2`,
-		`ratelimit_service_call_should_rate_limit_redis_error{zone="eu"} 3`,
-		`ratelimit_service_config_load_success{zone="eu"} 2`,
-		`ratelimit_service_rate_limit_my_domain_host_a_b_x__y_total_negative_hits{zone="eu"} 4`,
-		`ratelimit_service_rate_limit_no_where_domain_not_found{zone="eu"} 2`,
-		`ratelimit_service_rate_limit_shop_a_b_1_c_shadow_mode{zone="eu"} 1`,
-		`ratelimit_service_rate_limit_shop_a_b_1_c_total_hits{zone="eu"} 1`,
-		`ratelimit_service_rate_limit_shop_a_b_1_d_total_hits{zone="eu"} 10`,
-		`ratelimitd_backend_breaker_state{node="y",zone="eu"} 2`,
-		`ratelimitd_panics_total{zone="eu"} 0`,
-		`ratelimitd_unlimited_hits_shop_free{zone="eu"} 6`,
-		`took_seconds_bucket{method="ShouldRateLimit",zone="eu",le="+Inf"} 2`,
-		`took_seconds_bucket{method="ShouldRateLimit",zone="eu",le="0.005"} 1`,
-		`took_seconds_bucket{method="ShouldRateLimit",zone="eu",le="0.01"} 1`,
-		`took_seconds_bucket{method="ShouldRateLimit",zone="eu",le="0.025"} 2`,
-		`took_seconds_count{method="ShouldRateLimit",zone="eu"} 2`,
-		`took_seconds_sum{method="ShouldRateLimit",zone="eu"} 0.023`,
-	}
+	m := mapperOf(t, allOfAMapping)
 	got := mappedLines(t, filled(), PrometheusConfig{Mapper: m, Labels: []Label{{"zone", "eu"}}})
-	if d := cmp.Diff(want, got); d != "" {
-		t.Errorf("(-want +got)\n%s", d)
-	}
+	goldentest.Golden(t, "testdata/mapped.txt", strings.Join(got, "\n")+"\n", *update)
 	_, all := scrapeWith(t, filled(), PrometheusConfig{Mapper: m})
 	for _, help := range []string{
 		"# HELP hits Asked for.\n# TYPE hits counter\n", // of the mapping
@@ -123,17 +100,14 @@ func TestMapper(t *testing.T) {
 // TestOldMapping: files with timer_type, such as Envoy Gateway's, are accepted.
 func TestOldMapping(t *testing.T) {
 	t.Parallel()
-	m, err := LoadMapper(mapping(t, `
+	m := mapperOf(t, `
 mappings:
 - match: ratelimit_server.*.response_time
   name: took
   timer_type: histogram
   buckets: [1, 10]
   labels: {method: "$1"}
-`))
-	if err != nil {
-		t.Fatal(err)
-	}
+`)
 	r := New()
 	r.ObserveCall("ShouldRateLimit", 0.005)
 	want := []string{
@@ -170,10 +144,7 @@ func TestMapperRejected(t *testing.T) {
 // If no mapping says how to observe a series, it is a summary of the last ten minutes.
 func TestMappedSummary(t *testing.T) {
 	t.Parallel()
-	m, err := LoadMapper(mapping(t, "mappings: [{match: ratelimit_server.*.response_time, name: t, summary_options: {quantiles: [{quantile: 0.5}, {quantile: 0.99}]}}]"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := mapperOf(t, "mappings: [{match: ratelimit_server.*.response_time, name: t, summary_options: {quantiles: [{quantile: 0.5}, {quantile: 0.99}]}}]")
 	synctest.Test(t, func(t *testing.T) {
 		r := New()
 		h := r.Handler(PrometheusConfig{Mapper: m})
@@ -219,10 +190,7 @@ func TestMappedSummary(t *testing.T) {
 
 func TestMappedTTL(t *testing.T) {
 	t.Parallel()
-	m, err := LoadMapper(mapping(t, "defaults: {ttl: 1m}\nmappings: [{match: certs.load_attempts, name: kept, ttl: 1h}]"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := mapperOf(t, "defaults: {ttl: 1m}\nmappings: [{match: certs.load_attempts, name: kept, ttl: 1h}]")
 	synctest.Test(t, func(t *testing.T) {
 		r := New()
 		r.Counter(CertsLoadAttempts).Add(1)

@@ -3,8 +3,6 @@ package stats
 import (
 	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -13,9 +11,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/count"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 )
 
-var update = flag.Bool("update", false, "write docs/metrics.md")
+var update = flag.Bool("update", false, "write docs/metrics.md and testdata")
 
 // all returns the rows of the table.
 func all() (rows []Row) {
@@ -121,21 +120,7 @@ func TestValuesOfLabels(t *testing.T) {
 // docs/metrics.md is the table; run with -update, or make docs, to write it.
 func TestDocument(t *testing.T) {
 	t.Parallel()
-	file := filepath.Join("..", "..", "..", "docs", "metrics.md")
-	want := document()
-	if *update {
-		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	got, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(want, string(got)); d != "" {
-		t.Errorf("run make docs; docs/metrics.md (-want +got):\n%s", d)
-	}
+	goldentest.Golden(t, "../../../docs/metrics.md", document(), *update)
 }
 
 // document returns docs/metrics.md.
@@ -189,10 +174,7 @@ func wrap(text string) string {
 // Each metric reaches anyone who reports it, with all its labels, under both of its names.
 func TestEachMetricIsReported(t *testing.T) {
 	t.Parallel()
-	mapper, err := LoadMapper(mapping(t, "mappings: []\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	empty := mapperOf(t, "mappings: []\n")
 	for _, row := range all() {
 		r := New()
 		values := make([]string, len(row.Labels))
@@ -227,7 +209,7 @@ func TestEachMetricIsReported(t *testing.T) {
 		if slices.Contains(sent, name) == (row.Statsd == "") {
 			t.Errorf("%s is sent as %q, want %q", row.Name, sent, name)
 		}
-		for _, c := range []PrometheusConfig{{}, {Mapper: mapper}} {
+		for _, c := range []PrometheusConfig{{}, {Mapper: empty}} {
 			_, text := scrapeWith(t, r, c)
 			shown := strings.ReplaceAll(row.Name, "<domain>", "value0")
 			if c.Mapper != nil && row.Statsd != "" {

@@ -117,7 +117,11 @@ func (e *exposition) add(s *Sample, name string, labels []Label, value *dto.Metr
 	if same := e.series[id]; same != nil && f.kind == Count {
 		*value.Counter.Value += same.value.GetCounter().GetValue()
 	} else if same != nil && f.kind == Gauge {
-		*value.Gauge.Value += same.value.GetGauge().GetValue()
+		if before := same.value.GetGauge().GetValue(); s.row.metric == LearnedEstimate || s.row.metric == RuleLimit {
+			*value.Gauge.Value = max(*value.Gauge.Value, before) // of several rules with this path: a sum would mean nothing
+		} else {
+			*value.Gauge.Value += before
+		}
 	} // a Timing replaces the one before
 	e.series[id] = &scraped{family: f, value: value, mapped: by}
 }

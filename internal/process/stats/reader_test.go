@@ -80,7 +80,8 @@ func TestSpread(t *testing.T) {
 			sizes[n] = true
 		}
 		if sum != total || picks > most || total > 0 && at != last || len(sizes) > 3 {
-			t.Fatalf("%d picks stand for %d calls in groups of %v, the last from cell %d; want at most %d for %d, and %d", picks, sum, sizes, at, most, total, last)
+			t.Fatalf("%d picks stand for %d calls in groups of %v, the last from cell %d; want at most %d for %d, and %d",
+				picks, sum, sizes, at, most, total, last)
 		}
 		if total <= most && picks != total {
 			t.Fatalf("%d of %d calls are picked, want all", picks, total)

@@ -23,7 +23,8 @@ func TestRuntime(t *testing.T) {
 	want := map[string]float64{
 		"alloc": float64(m.Alloc), "sys": float64(m.Sys), "heapAlloc": float64(m.HeapAlloc), "heapSys": float64(m.HeapSys), "heapIdle": float64(m.HeapIdle),
 		"heapInuse": float64(m.HeapInuse), "heapReleased": float64(m.HeapReleased), "heapObjects": float64(m.HeapObjects), "nextGC": float64(m.NextGC),
-		"lastGC": float64(m.LastGC), "gcCPUPercent": 100 * m.GCCPUFraction, "numGoroutine": float64(runtime.NumGoroutine()), "totalAlloc": float64(m.TotalAlloc),
+		"lastGC": float64(m.LastGC), "gcCPUPercent": 100 * m.GCCPUFraction,
+		"numGoroutine": float64(runtime.NumGoroutine()), "totalAlloc": float64(m.TotalAlloc),
 		"mallocs": float64(m.Mallocs), "frees": float64(m.Frees), "pauseTotalNs": float64(m.PauseTotalNs), "numGC": float64(m.NumGC),
 	}
 	for _, name := range []string{"sys", "heapSys", "lastGC", "totalAlloc", "mallocs", "numGC", "numGoroutine"} {

@@ -7,6 +7,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/process/tracing"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/tracingtest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
@@ -22,11 +23,10 @@ func BenchmarkDecide(b *testing.B) {
 	}
 	defer c.Close()
 	b.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.URL)
-	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(rules)}}, descriptors.Options{})
-	if err != nil {
-		b.Fatal(problems)
+	r := &limiter.Request{
+		Domain:      []byte("shop"),
+		Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: []byte("user"), Value: []byte("ann")}}}},
 	}
-	r := &limiter.Request{Domain: []byte("shop"), Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: []byte("user"), Value: []byte("ann")}}}}}
 	type decider interface {
 		Decide(ctx context.Context, r *limiter.Request, p *limiter.Scratch) (*limiter.Verdict, error)
 	}
@@ -34,7 +34,7 @@ func BenchmarkDecide(b *testing.B) {
 		b.Helper()
 		b.ReportAllocs()
 		l := limiter.New(store, stats.New(), limiter.Config{})
-		l.SetRules(set)
+		l.SetRules(rulefiletest.Load(b, rules))
 		d, p := around(l), new(limiter.Scratch)
 		for b.Loop() {
 			if _, err := d.Decide(b.Context(), r, p); err != nil {

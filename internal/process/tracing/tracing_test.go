@@ -29,9 +29,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/tracing"
 	"github.com/ratelimitd/ratelimitd/internal/process/web"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/tracingtest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
-	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -76,13 +76,9 @@ func start(t *testing.T, c tracing.Config) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(rules)}}, descriptors.Options{})
-	if err != nil {
-		t.Fatal(problems)
-	}
 	store := tracer.Backend(memory.New(memory.Config{}), tracing.Store{Span: "Redis Pipeline Execution", Length: "pipeline length"})
 	l := limiter.New(store, stats.New(), limiter.Config{})
-	l.SetRules(set)
+	l.SetRules(rulefiletest.Load(t, rules))
 	service := rls.New(tracer.Decider(l), rls.Config{})
 	server := grpcserver.New(service, grpcserver.Config{Tracing: tracer.Server()})
 	ln := testkit.Listen(t)

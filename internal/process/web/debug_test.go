@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -175,9 +174,7 @@ func TestH07_Loopback(t *testing.T) {
 // With an admin token, its owner may take profiles, and no one else, this machine included.
 func TestH07_Token(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte("secret\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.WriteFile(t, file, "secret\n")
 	d := pages()
 	access := &admin.Access{TokenFile: file, Listener: &net.TCPAddr{IP: net.IPv4zero}, InClear: true}
 	d.MayProfile = access.AllowHTTP
@@ -188,30 +185,6 @@ func TestH07_Token(t *testing.T) {
 				t.Errorf("from %v with %q: %d; want %d", from, authorization, got.Status, want)
 			}
 		}
-	}
-}
-
-// Profiles are only on the debug listener, although importing net/http/pprof puts them on http.DefaultServeMux, which a
-// server without a handler of its own would serve.
-func TestH07_NowhereElse(t *testing.T) {
-	mainAddr, _ := start(t, web.MainHandler(echo()), web.Limits{})
-	promAddr, _ := start(t, web.MetricsHandler("/prom", pages().Metrics), web.Limits{})
-	if got := do(t, "GET", "http://"+promAddr+"/prom", ""); got.Status != 200 || got.Body != "up 1\n" {
-		t.Errorf("/prom answers %v", got)
-	}
-	for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/vars", "/stats", "/rlconfig", "/"} {
-		for name, addr := range map[string]string{"main": mainAddr, "prometheus": promAddr} {
-			if got := do(t, "GET", "http://"+addr+path, ""); got.Status != 404 {
-				t.Errorf("%s listener, %s: %v; want 404", name, path, got)
-			}
-		}
-	}
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://x/debug/pprof/heap", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, pattern := http.DefaultServeMux.Handler(r); pattern == "" {
-		t.Error("http.DefaultServeMux has no profiles, so this test shows nothing")
 	}
 }
 

@@ -299,7 +299,9 @@ func TestH05_Smuggling(t *testing.T) {
 // type, and profiles even if it only gets them, or has its own name lead here. Programs and pages of this server can.
 func TestH13_WebPages(t *testing.T) {
 	mainAddr, _ := start(t, web.MainHandler(echo()), web.Limits{})
-	debugAddr, _ := start(t, web.DebugHandler(pages()), web.Limits{})
+	debug := pages()
+	debug.Admin = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+	debugAddr, _ := start(t, web.DebugHandler(debug), web.Limits{})
 	promAddr, _ := start(t, web.MetricsHandler("/metrics", pages().Metrics), web.Limits{})
 	const (
 		elsewhere = "Origin: https://evil.example\nContent-Type: text/plain\n"
@@ -340,6 +342,10 @@ func TestH13_WebPages(t *testing.T) {
 		{debugAddr, "GET /debug/pprof/heap", "127.0.0.1:6070", "", 200},
 		{debugAddr, "GET /debug/pprof/heap", "[::1]:6070", "", 200},
 		{debugAddr, "GET /debug/pprof/heap", "[::1]", "", 200},
+		{debugAddr, "POST /admin/v1/block", "localhost:6070", elsewhere, 403},
+		{debugAddr, "GET /admin/v1/status", "localhost:6070", crossSite, 403},
+		{debugAddr, "POST /admin/v1/block", "evil.example", "", 403},
+		{debugAddr, "POST /admin/v1/block", "localhost:6070", program, 200},
 	} {
 		send := tt.ask + " HTTP/1.1\nHost: " + tt.host + "\n" + tt.headers + "Content-Length: 0\n\n"
 		if diff := cmp.Diff([]int{tt.want}, raw(t, tt.addr, send, 1)); diff != "" {

@@ -4,24 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/ratelimitd/ratelimitd/internal/decide/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/envoy/rls"
-	"github.com/ratelimitd/ratelimitd/internal/operate/admin"
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 	"github.com/ratelimitd/ratelimitd/internal/process/web"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/rulefiletest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
-	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
 // way is everything that a request goes through, from the listeners to the store.
@@ -32,23 +28,13 @@ type way struct {
 
 func startWay(t *testing.T, store backend.Backend, rules string) way {
 	t.Helper()
-	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(rules)}}, descriptors.Options{})
-	if err != nil {
-		t.Fatalf("loading rules: %v\n%v", err, problems)
-	}
 	registry := stats.New()
 	w := way{limiter: limiter.New(store, registry, limiter.Config{})}
-	w.limiter.SetRules(set)
+	w.limiter.SetRules(rulefiletest.Load(t, rules))
 	m := echo()
 	m.JSON = rls.New(w.limiter, rls.Config{}).JSON
 	w.main, _ = start(t, web.MainHandler(m), web.Limits{})
-	w.debug, _ = start(t, web.DebugHandler(web.Debug{
-		Rules:        func(out io.Writer) error { return admin.WriteRules(out, w.limiter.Rules()) },
-		RulesVerbose: func(out io.Writer) error { return admin.WriteRulesVerbose(out, w.limiter.Rules()) },
-		RulesJSON:    func(out io.Writer) error { return admin.WriteRulesJSON(out, w.limiter.Rules()) },
-		Stats:        registry.WriteText,
-		Metrics:      registry.Handler(stats.PrometheusConfig{}),
-	}), web.Limits{})
+	w.debug, _ = start(t, web.DebugHandler(web.Debug{Metrics: registry.Handler(stats.PrometheusConfig{})}), web.Limits{})
 	t.Cleanup(func() {
 		if err := store.Close(); err != nil {
 			t.Error(err)
@@ -62,32 +48,6 @@ descriptors:
   - key: a
     rate_limit: {unit: hour, requests_per_unit: 2}
 `
-
-// The contract of envoyproxy/ratelimit, from the bytes of a request to those of the answer.
-func TestJSON(t *testing.T) {
-	w := startWay(t, memory.New(memory.Config{Now: func() engine.Micros { return 1e15 }}), oneRule) // fixed, so that no hour ends
-	const body = `{"domain":"shop","descriptors":[{"entries":[{"key":"a","value":"1"}]}]}`
-	for i, want := range []struct {
-		status int
-		code   string
-	}{{200, `"overallCode":"OK"`}, {200, `"overallCode":"OK"`}, {429, `"overallCode":"OVER_LIMIT"`}} {
-		got := do(t, "POST", "http://"+w.main+"/json", body)
-		plain := strings.ReplaceAll(got.Body, " ", "") // protojson's white space varies
-		if got.Status != want.status || got.Type != "application/json" || !strings.Contains(plain, want.code) {
-			t.Errorf("request %d: %v; want %d with %s", i+1, got, want.status, want.code)
-		}
-	}
-	rules := answer{200, plainText, "shop.a: unit=HOUR requests_per_unit=2, shadow_mode: false, quota_mode: false\n"}
-	if diff := cmp.Diff(rules, do(t, "GET", "http://"+w.debug+"/rlconfig", "")); diff != "" {
-		t.Errorf("/rlconfig (-want +got):\n%s", diff)
-	}
-	if got := do(t, "GET", "http://"+w.debug+"/stats", ""); !strings.Contains(got.Body, "ratelimit.service.rate_limit.shop.a.total_hits: 3\n") {
-		t.Errorf("/stats does not show the three hits:\n%s", got.Body)
-	}
-	if got := do(t, "GET", "http://"+w.debug+"/metrics", ""); !strings.Contains(got.Body, "ratelimit_service_rate_limit_total_hits{") {
-		t.Errorf("/metrics does not show the hits:\n%s", got.Body)
-	}
-}
 
 // down is a store that cannot be reached, or that hangs, unless its caller has a deadline.
 type down struct{ hang bool }
@@ -146,7 +106,8 @@ func TestH04_Bodies(t *testing.T) {
 		"an array":                   {"[]", 400},
 		"null":                       {"null", 400},
 		"two values":                 {descriptor("") + descriptor(""), 400},
-		"no domain":                  {`{"domain":"","descriptors":[]}`, 400},
+		"no domain":                  {`{"domain":"","descriptors":[{}]}`, 400},
+		"no descriptors":             {`{"domain":"shop"}`, 400},
 		"an unknown field":           {`{"domain":"shop","nope":1}`, 400},
 		"a field twice":              {`{"domain":"shop","domain":"shop","descriptors":[{}]}`, 400},
 		"a field in both spellings":  {descriptor(`,"hitsAddend":"1","hits_addend":"1"`), 400},
@@ -166,6 +127,7 @@ func TestH04_Bodies(t *testing.T) {
 		"half a surrogate":           {`{"domain":"shop","descriptors":[{"entries":[{"key":"a","value":"\ud800"}]}]}`, 400},
 		"no UTF-8":                   {"{\"domain\":\"shop\",\"descriptors\":[{\"entries\":[{\"key\":\"a\",\"value\":\"\xff\"}]}]}", 400},
 		"too many descriptors":       {`{"domain":"shop","descriptors":[` + strings.Repeat("{},", 1024) + `{}]}`, 400},
+		"too many entries":           {`{"domain":"shop","descriptors":[{"entries":[` + strings.Repeat("{},", 256) + `{}]}]}`, 400},
 		"a unit that no one knows":   {descriptor(`,"limit":{"requestsPerUnit":5,"unit":"FORTNIGHT"}`), 400},
 		"a unit that is only a name": {descriptor(`,"limit":{"requestsPerUnit":5,"unit":"UNKNOWN"}`), 200},
 	} {

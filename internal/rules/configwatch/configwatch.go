@@ -43,8 +43,10 @@ type Config struct {
 	Empty   bool                                        // an update without sources is a set without rules rather than an error
 	Check   func(*descriptors.Set) descriptors.Problems // returns what the store does not support in a set
 	Compare func(old, set *descriptors.Set) Changes     // returns nil if the sets do not differ; old may be nil
-	Loaded  func(set *descriptors.Set, warnings int)    // called with each accepted set
 	Invalid func(reason error)                          // called for each invalid update
+
+	// Loaded is called with each accepted set. Newest is false if its rules or its overlay are an earlier version than the last one given.
+	Loaded func(set *descriptors.Set, warnings int, newest bool)
 
 	// Overlay returns options with which the sources of [Watch.Overlay] change the rules. It is nil if there is no overlay.
 	Overlay func(descriptors.Options, []descriptors.Source) descriptors.Options
@@ -55,7 +57,7 @@ func Quiet() Config {
 	return Config{
 		Check:   func(*descriptors.Set) descriptors.Problems { return nil },
 		Compare: func(*descriptors.Set, *descriptors.Set) Changes { return nil },
-		Loaded:  func(*descriptors.Set, int) {},
+		Loaded:  func(*descriptors.Set, int, bool) {},
 		Invalid: func(error) {},
 	}
 }
@@ -115,8 +117,13 @@ func (w *Watch) update(g, other given) error {
 		set, others, otherErr := w.tryLoad(other)
 		if otherErr == nil {
 			w.log.Warn("the newest rules and the newest overlay are not used together, because one of them was invalid: the last good one is used in its place")
-			w.accept(other, set, others)
-			w.invalid(w.outcome(g, problems, err, w.accepted.Load().Changes))
+			var changes Changes
+			if w.accepted.Load().Version != other.version() {
+				w.accept(other, set, others)
+				changes = w.accepted.Load().Changes
+			}
+			w.used = other
+			w.invalid(w.outcome(g, problems, err, changes))
 			return nil
 		}
 		g, problems, err = other, others, otherErr
@@ -130,7 +137,7 @@ func (w *Watch) accept(g given, set *descriptors.Set, problems descriptors.Probl
 	o := w.outcome(g, problems, nil, nil)
 	old := w.set
 	w.used, w.set = g, set
-	w.config.Loaded(set, warnings(problems))
+	w.config.Loaded(set, warnings(problems), g.same(w.newest))
 	o.Since = o.At
 	known := true
 	if old != nil {

@@ -37,7 +37,7 @@ const keptChanges = 100
 func newFixture(o descriptors.Options) *fixture {
 	f, c := &fixture{}, configwatch.Quiet()
 	c.Options, c.Compare = o, compare
-	c.Loaded = func(set *descriptors.Set, warnings int) {
+	c.Loaded = func(set *descriptors.Set, warnings int, _ bool) {
 		f.told = append(f.told, f.log.Len())
 		f.outcome = append(f.outcome, strings.Join(set.Files(), " ")+strings.Repeat(" warning", warnings))
 	}
@@ -285,7 +285,7 @@ func TestChangesAreBounded(t *testing.T) {
 	var known []*configwatch.Outcome
 	c := configwatch.Quiet()
 	c.Compare = compare
-	c.Loaded = func(*descriptors.Set, int) { known = append(known, w.Changed()) }
+	c.Loaded = func(*descriptors.Set, int, bool) { known = append(known, w.Changed()) }
 	w = configwatch.New(slog.New(slog.DiscardHandler), c)
 	for _, s := range []descriptors.Source{text(rules, "1"), text(rules-1, "2"), text(rules-1, "2")} {
 		if err := w.Update([]descriptors.Source{s}, nil); err != nil {

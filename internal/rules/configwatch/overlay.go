@@ -59,6 +59,13 @@ func (w *Watch) Laid() int {
 	return w.newest.overlay.number
 }
 
+// UsesNewestOverlay reports whether the rules in use have the newest overlay, or there is none.
+func (w *Watch) UsesNewestOverlay() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.used.overlay.number == w.newest.overlay.number
+}
+
 // forget drops the sources that are not needed again, because there is no overlay to lay over them.
 func (w *Watch) forget() {
 	if w.config.Overlay == nil {

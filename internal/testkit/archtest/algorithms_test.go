@@ -11,11 +11,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestFewKnowAlgorithms keeps true what docs/design.md says that a new algorithm or parameter touches: outside pkg/engine and
-// what proves it, their names stand in one file of the Redis backend, which has to tell its scripts. Everyone else asks the
-// tables of pkg/engine. What is listed here beyond that knows fixed windows, or whether a bucket starts full.
+// TestFewKnowAlgorithms checks the claim of docs/design.md about the files affected by a new algorithm or parameter. Outside of
+// pkg/engine and its test support, only one file of the Redis backend, which passes them to its scripts, names algorithms and parameters.
+// All other code uses the tables of pkg/engine. The exceptions listed here test for fixed windows, or whether a bucket starts full.
 func TestFewKnowAlgorithms(t *testing.T) {
 	t.Parallel()
 	const (
@@ -31,7 +33,7 @@ func TestFewKnowAlgorithms(t *testing.T) {
 		"Burst":        {"internal/decide/limiter/lease.go", "internal/envoy/rlqs/bucket.go", rejection, "pkg/backend/redis/decode.go"},
 		"Align":        {rejection, calendars, schema},
 		"LateCharge":   {"internal/decide/limiter/fold.go", rejection, schema, divided},
-		"FillInterval": {"internal/rules/ruleschema/schema.go"}, // which rlqs excludes
+		"FillInterval": {"internal/rules/ruleschema/schema.go"}, // excluded by rlqs
 		"CountRefused": {"internal/decide/limiter/lease.go", schema, "pkg/backend/nearcache/lease_table.go", rejection, "pkg/backend/redis/waiter.go", divided},
 		"Calendar":     {"internal/operate/admin/convert.go", "internal/rulefile/keyword.go", reference, calendars, schema, "pkg/descriptors/load.go", "pkg/descriptors/override.go"},
 		"Timezone":     {calendars, schema},
@@ -40,7 +42,7 @@ func TestFewKnowAlgorithms(t *testing.T) {
 		rowsOf(t, "algorithm.go", `(?m)^\t(\w+): +\{name: "`, `\bengine\.NAME\b`),
 		rowsOf(t, "parameter.go", `(?m)^\tParam(\w+): +\{key: "`, `\bengine\.ParamNAME\b|[\w\])]\.NAME\b`)))
 	for name, files := range all {
-		if name == "FixedWindow" { // the default, and all that some stores have
+		if name == "FixedWindow" { // the default, and the only algorithm of some stores
 			continue
 		}
 		files = slices.DeleteFunc(files, func(file string) bool { return file == redis })
@@ -50,7 +52,7 @@ func TestFewKnowAlgorithms(t *testing.T) {
 	}
 }
 
-// known is a name of pkg/engine, and how one sees that code uses it.
+// known is a name of pkg/engine, and a pattern of its uses.
 type known struct {
 	name string
 	use  *regexp.Regexp
@@ -60,9 +62,7 @@ type known struct {
 func rowsOf(t *testing.T, file, row, use string) []known {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, "pkg", "engine", file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	var all []known
 	for _, m := range regexp.MustCompile(row).FindAllStringSubmatch(string(text), -1) {
 		all = append(all, known{m[1], regexp.MustCompile(strings.ReplaceAll(use, "NAME", m[1]))})
@@ -73,7 +73,7 @@ func rowsOf(t *testing.T, file, row, use string) []known {
 	return all
 }
 
-// uses returns the files, outside tests, pkg/engine and the suite of backends, that use each name.
+// uses returns the files, except tests, pkg/engine and the test suite of backends, that use each name.
 func uses(t *testing.T, names []known) map[string][]string {
 	t.Helper()
 	comment := regexp.MustCompile(`//.*`)
@@ -110,8 +110,6 @@ func uses(t *testing.T, names []known) map[string][]string {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	return all
 }

@@ -5,16 +5,16 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestDependenciesAreExplained: section 10 of docs/design.md has a reason for each module that go.mod requires directly, and
-// for no other, in at most 20 families.
+// TestDependenciesAreExplained checks that section 10 of docs/design.md has a reason for exactly the modules that go.mod requires
+// directly, in at most 20 families.
 func TestDependenciesAreExplained(t *testing.T) {
 	t.Parallel()
 	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	direct := map[string]bool{}
 	for line := range strings.Lines(string(mod)) {
 		words := strings.Fields(line)
@@ -26,9 +26,7 @@ func TestDependenciesAreExplained(t *testing.T) {
 		t.Fatalf("found only %d modules in go.mod", len(direct))
 	}
 	doc, err := os.ReadFile(filepath.Join(root, "docs", "design.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	const head = "| family | modules | why it is here |\n| --- | --- | --- |\n"
 	_, table, found := strings.Cut(string(doc), head)
 	if !found {

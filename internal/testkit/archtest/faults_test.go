@@ -8,20 +8,22 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// Where the number of a fault stands.
+// Patterns of fault numbers.
 var (
 	inFunc  = regexp.MustCompile(`^Test((?:_?[FGHXY]\d+b?)+)(?:[_A-Z]|$)`)
 	inFile  = regexp.MustCompile(`^((?:[FGHXY]|[fghxy])\d+b?)[_.]`)
-	inStory = regexp.MustCompile(`(?m)^#.*\b[FGHXY]\d+b?:.*$`) // a comment in a script, with the numbers in front of colons
+	inStory = regexp.MustCompile(`(?m)^#.*\b[FGHXY]\d+b?:.*$`) // a comment in a script, with numbers before colons
 	inRun   = regexp.MustCompile(`\bRun\("([FGHXY]\d+b?)\b`)   // a subtest
 	number  = regexp.MustCompile(`[FGHXYfghxy]\d+b?`)
-	check   = regexp.MustCompile(`(?:^|[ ,])([A-E]\d+)\b`) // of make chaos
+	check   = regexp.MustCompile(`(?:^|[ ,])([A-E]\d+)\b`) // a check of make chaos
 )
 
-// TestFaultsAreListed: docs/faults.md explains each number that a test is named by, in a row that names the test, and names
-// no test, or check of make chaos, that does not exist.
+// TestFaultsAreListed checks that docs/faults.md explains each fault number in a test's name, in a row that names the test, and that it
+// names only existing tests and checks of make chaos.
 func TestFaultsAreListed(t *testing.T) {
 	t.Parallel()
 	rows := faults(t)
@@ -61,9 +63,7 @@ func TestFaultsAreListed(t *testing.T) {
 func faults(t *testing.T) map[string][]string {
 	t.Helper()
 	doc, err := os.ReadFile(filepath.Join(root, "docs", "faults.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	rows := map[string][]string{}
 	for line := range strings.Lines(string(doc)) {
 		cells := strings.Split(strings.TrimSuffix(line, "\n"), " | ")
@@ -82,16 +82,16 @@ func faults(t *testing.T) map[string][]string {
 	return rows
 }
 
-// covers reports whether a name in the document, which may end with *, stands for the name of a test.
+// covers reports whether a name in the document, which may end with *, matches the name of a test.
 func covers(name, test string) bool {
 	begin, all := strings.CutSuffix(name, "*")
 	return test == name || all && strings.HasPrefix(test, begin)
 }
 
-// test is a test function, or a file in a testdata directory; a subtest, or a part of a file, has no name.
+// test is a test function, or a file in a testdata directory. A subtest, or a part of a file, has no name.
 type test struct {
 	name, path string
-	numbers    []string // of faults
+	numbers    []string // fault numbers
 }
 
 // namedTests returns all tests of the module.
@@ -132,13 +132,11 @@ func namedTests(t *testing.T) []test {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	return all
 }
 
-// numbers returns the numbers of faults in a name, as documents spell them: F1 for F01.
+// numbers returns the fault numbers in a name, as spelled in documents: F1 for F01.
 func numbers(name string) []string {
 	var all []string
 	for _, n := range number.FindAllString(name, -1) {

@@ -8,9 +8,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// panel is a panel of the dashboard, or a row of them.
+// panel is a panel of the dashboard, or a row of panels.
 type panel struct {
 	ID                       int
 	Type, Title, Description string
@@ -20,17 +22,15 @@ type panel struct {
 	}
 	Links   []struct{ URL string }
 	Targets []struct{ Expr, LegendFormat string }
-	Panels  []panel // of a row that is closed
+	Panels  []panel // panels of a collapsed row
 }
 
-// TestPanels: each panel of the dashboard has an ID and a place of its own, a description, a unit and a link to a section that exists, and
-// its queries are about series of docs/metrics.md and the servers that were chosen, also where other programs have the same series.
+// TestPanels checks that each panel of the dashboard has a unique ID and place, a description, a unit and a link to an existing section,
+// and that its queries use series of docs/metrics.md and select the chosen servers, in case other programs have the same series.
 func TestPanels(t *testing.T) {
 	t.Parallel()
 	var board struct{ Panels []panel }
-	if err := json.Unmarshal([]byte(text(t, "deploy/grafana/dashboard.json")), &board); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, json.Unmarshal([]byte(text(t, "deploy/grafana/dashboard.json")), &board))
 	ids, metrics := map[int]bool{}, text(t, "docs/metrics.md")
 	var walk func(panels []panel)
 	walk = func(panels []panel) {
@@ -76,7 +76,7 @@ func TestPanels(t *testing.T) {
 	}
 }
 
-// leads reports whether a URL is a section of a page below docs.
+// leads reports whether a URL is a section of an existing page below docs.
 func leads(t *testing.T, url string) bool {
 	t.Helper()
 	page, section, _ := strings.Cut(strings.TrimPrefix(url, "https://github.com/ratelimitd/ratelimitd/blob/main/"), "#")
@@ -91,8 +91,8 @@ func leads(t *testing.T, url string) bool {
 	return false
 }
 
-// TestRunbooks: each alert leads to the section of docs/runbooks.md that has its name, each section is of an alert, and none is longer
-// than one reads at night.
+// TestRunbooks checks that each alert links to the section of docs/runbooks.md with its name, that each section belongs to an alert, and
+// that none is too long to read at night.
 func TestRunbooks(t *testing.T) {
 	t.Parallel()
 	const most = 120 // words
@@ -121,8 +121,8 @@ func TestRunbooks(t *testing.T) {
 	}
 }
 
-// TestWatched: what docs/operate.md says to watch is on the dashboard, or in an alert; the five rows to start with come first, and have an
-// alert, but for the one of Envoy's own counters.
+// TestWatched checks that everything docs/operate.md recommends to watch is on the dashboard or in an alert. The five rows to start with
+// come first and have an alert, except the one of Envoy's own counters.
 func TestWatched(t *testing.T) {
 	t.Parallel()
 	_, rows, _ := strings.Cut(text(t, "docs/operate.md"), "\n## What to watch\n")
@@ -146,8 +146,6 @@ func TestWatched(t *testing.T) {
 func text(t *testing.T, path string) string {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(root, path))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	return string(raw)
 }

@@ -16,12 +16,14 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// row is what one package may import besides the standard library.
+// row lists the allowed imports of a package besides the standard library.
 type row struct {
 	ours  []string // packages of this module
-	third []string // other modules, or packages in them, each with everything below it
+	third []string // other modules, or packages in them, including everything below
 }
 
 // The protocols of adapters.
@@ -33,9 +35,8 @@ const (
 	yaml     = "gopkg.in/yaml.v3"
 )
 
-// allowed has a row for each package, named relative to the module. A package missing here fails the test, so adding
-// one is a decision made in the open. The same table is in docs/design.md. Commands may import
-// anything, and nothing else may import them.
+// allowed has a row for each package, named relative to the module. A package missing here fails the test, so adding one is an explicit
+// decision. docs/design.md has the same table. Commands may import anything, and no other package may import them.
 var allowed = map[string]row{
 	"pkg/engine":                      {},
 	"pkg/engine/enginetest":           {ours: []string{"pkg/engine"}, third: []string{"pgregory.net/rapid"}},
@@ -80,6 +81,7 @@ var allowed = map[string]row{
 	"internal/process/certs":          {ours: []string{"internal/leaf/smallfile"}},
 	"internal/testkit/certstest":      {},
 	"internal/testkit":                {ours: []string{"internal/testkit/proc"}},
+	"internal/testkit/goldentest":     {third: []string{"github.com/google/go-cmp"}},
 	"internal/testkit/proc":           {third: []string{"golang.org/x/sys/unix"}},
 	"internal/testkit/envoytest":      {third: []string{protobuf, envoy, yaml}},
 	"internal/rules/configwatch":      {ours: []string{"pkg/descriptors"}},
@@ -110,10 +112,10 @@ var allowed = map[string]row{
 	"internal/operate/observe":        {ours: []string{"internal/decide/limiter", "pkg/descriptors"}},
 }
 
-// root is the directory of the module, seen from here.
+// root is the directory of the module, relative to this package.
 const root = "../../.."
 
-// isCommand reports whether a package is a command: the process, or its command line.
+// isCommand reports whether a package is a command: the process or its command line.
 func isCommand(name string) bool { return strings.HasPrefix(name, "cmd/") || name == "internal/cli" }
 
 func TestImports(t *testing.T) {
@@ -167,7 +169,7 @@ func TestTableIsOfThisModule(t *testing.T) {
 	}
 }
 
-// TestPackageCommentsNameTheirPart looks for the part of each package, as docs/design.md divides them, in its package comment.
+// TestPackageCommentsNameTheirPart checks that each package comment names the package's part according to docs/design.md.
 func TestPackageCommentsNameTheirPart(t *testing.T) {
 	t.Parallel()
 	for name := range packages(t) {
@@ -182,18 +184,14 @@ func TestPackageCommentsNameTheirPart(t *testing.T) {
 
 var partComment = regexp.MustCompile(`(?m)^// This package is (part of the core|part of the process|optional: the core works without it)\.$`)
 
-// partsOf returns the parts that the comments of a package name.
+// partsOf returns the parts named by the comments of a package.
 func partsOf(t *testing.T, name string) (parts []string) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(root, name, "*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 		for _, m := range partComment.FindAllSubmatch(text, -1) {
 			parts = append(parts, string(m[1]))
 		}
@@ -201,7 +199,7 @@ func partsOf(t *testing.T, name string) (parts []string) {
 	return parts
 }
 
-// TestPublicPackagesNeedOnlyTheCore follows the imports of each public package: those in internal/ are part of the core.
+// TestPublicPackagesNeedOnlyTheCore follows the imports of each public package. Imported internal packages must be part of the core.
 func TestPublicPackagesNeedOnlyTheCore(t *testing.T) {
 	t.Parallel()
 	module, all := modulePath(t), packages(t)
@@ -226,25 +224,21 @@ func TestPublicPackagesNeedOnlyTheCore(t *testing.T) {
 	}
 }
 
-// TestInternalFolders keeps internal/ to a number of folders that a reader remembers.
+// TestInternalFolders limits the number of folders in internal/ to what a reader can remember.
 func TestInternalFolders(t *testing.T) {
 	t.Parallel()
 	folders, err := os.ReadDir(filepath.Join(root, "internal"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	if len(folders) > 10 {
 		t.Errorf("internal/ has %d folders, more than 10", len(folders))
 	}
 }
 
-// TestDesignShowsTheTable compares the table of docs/design.md, whose rows read | `package` | `own`, … | `third`, … |.
+// TestDesignShowsTheTable compares the table in docs/design.md, with rows of the form | `package` | `own`, … | `third`, … |.
 func TestDesignShowsTheTable(t *testing.T) {
 	t.Parallel()
 	doc, err := os.ReadFile(filepath.Join(root, "docs", "design.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	const head = "| package | may import of this module | third party |\n"
 	_, table, found := strings.Cut(string(doc), head)
 	if !found {
@@ -270,7 +264,7 @@ func TestDesignShowsTheTable(t *testing.T) {
 	}
 }
 
-// quoted are the words of a cell that stand in backquotes, sorted.
+// quoted returns the words in backquotes of a cell, sorted.
 func quoted(cell string) []string {
 	words := map[string]bool{}
 	for i, part := range strings.Split(cell, "`") {
@@ -281,12 +275,12 @@ func quoted(cell string) []string {
 	return slices.Sorted(maps.Keys(words))
 }
 
-// kit reports whether a package, named relative to the module, is for tests alone.
+// kit reports whether a package, named relative to the module, is only for tests.
 func kit(name string) bool {
 	return within(name, "internal/testkit") || strings.HasSuffix(name, "test")
 }
 
-// third reports whether an import path, not of this module, is outside the standard library too.
+// third reports whether an import path is outside of this module and the standard library.
 func third(path string) bool {
 	first, _, _ := strings.Cut(path, "/")
 	return strings.Contains(first, ".")
@@ -297,11 +291,11 @@ func within(path, prefix string) bool {
 	return path == prefix || strings.HasPrefix(path, prefix+"/")
 }
 
-// imports are the import paths of one package's files.
+// imports holds the import paths of a package's files.
 type imports struct{ imports, testImports map[string]bool }
 
-// packages returns the packages of the module, named relative to it. It reads the files itself, so that the test's
-// cached result is valid for as long as they do not change.
+// packages returns the packages of the module, named relative to it. It reads the files itself, so that a cached test result is valid
+// until they change.
 func packages(t *testing.T) map[string]imports {
 	t.Helper()
 	all := map[string]imports{}
@@ -340,16 +334,14 @@ func packages(t *testing.T) map[string]imports {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	if len(all) < len(allowed)/2 {
 		t.Fatalf("found only %d packages below %s", len(all), root)
 	}
 	return all
 }
 
-// skipDir makes WalkDir skip what the go command skips: hidden directories, test data, other modules.
+// skipDir makes WalkDir skip the directories that the go command skips: hidden directories, test data, and other modules.
 func skipDir(path, name string) error {
 	if path == root {
 		return nil
@@ -361,13 +353,11 @@ func skipDir(path, name string) error {
 	return nil
 }
 
-// modulePath is the path in the module's go.mod.
+// modulePath returns the module path in go.mod.
 func modulePath(t *testing.T) string {
 	t.Helper()
 	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	line, _, _ := strings.Cut(string(mod), "\n")
 	path, found := strings.CutPrefix(line, "module ")
 	if !found {
@@ -376,7 +366,7 @@ func modulePath(t *testing.T) string {
 	return path
 }
 
-// union yields what is in one of the sets, or both.
+// union yields the elements of both sets.
 func union(a, b map[string]bool) iter.Seq[string] {
 	both := maps.Clone(a)
 	maps.Copy(both, b)

@@ -8,10 +8,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestLinks follows each relative link of each document to its file, and to its heading. Elsewhere, such as in help texts,
-// comments and examples, what reads like a document below docs has to be one.
+// TestLinks checks that each relative link in a document leads to a file, and to its heading. In other texts, such as help, comments and
+// examples, a name that looks like a document below docs must be one.
 func TestLinks(t *testing.T) {
 	t.Parallel()
 	link := regexp.MustCompile(`\]\(([^()\s]+)\)`)
@@ -58,27 +60,23 @@ func TestLinks(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	if links < 100 || names < 50 {
 		t.Errorf("found only %d links and %d names", links, names)
 	}
 }
 
-// read reports whether TestLinks reads a file: all text that is written by hand.
+// read reports whether TestLinks checks a file: any hand-written text.
 func read(path string) bool {
 	return slices.Contains([]string{".md", ".go", ".lua", ".proto", ".yaml", ".yml", ".toml", ".conf", ".service", ".txtar"}, filepath.Ext(path)) ||
 		slices.Contains([]string{"Makefile", "Dockerfile"}, filepath.Base(path))
 }
 
-// headings are what links to the headings of a document end with.
+// headings returns the anchors of the headings of a document.
 func headings(t *testing.T, document string) (all []string) {
 	t.Helper()
 	text, err := os.ReadFile(document)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	dropped := regexp.MustCompile(`[^\pL\pN _-]`)
 	for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(string(text), -1) {
 		all = append(all, strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-"))

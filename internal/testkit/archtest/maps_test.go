@@ -8,10 +8,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestMapsAreTrue follows the maps for newcomers, in CONTRIBUTING.md and docs/design.md: the files that they name exist, also
-// where they name only the end of the path, and where they say `name` in `file`, or `name` (`file`), the file declares that.
+// TestMapsAreTrue checks the maps for newcomers in CONTRIBUTING.md and docs/design.md. The named files exist, even if only the end of a
+// path is given, and for `name` in `file`, or `name` (`file`), the file declares the name.
 func TestMapsAreTrue(t *testing.T) {
 	t.Parallel()
 	path := regexp.MustCompile("`((?:cmd|internal|pkg|proto|config|docs|tools|examples)/[\\w./-]+)`")
@@ -22,9 +24,7 @@ func TestMapsAreTrue(t *testing.T) {
 	found := 0
 	for _, doc := range []string{"CONTRIBUTING.md", "docs/design.md"} {
 		text, err := os.ReadFile(filepath.Join(root, doc))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 		for _, m := range path.FindAllStringSubmatch(string(text), -1) {
 			if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
 				t.Errorf("%s names %s, which does not exist", doc, m[1])
@@ -58,8 +58,8 @@ func TestMapsAreTrue(t *testing.T) {
 	}
 }
 
-// sources returns the texts of the sources in this repository by each end of their paths: a.go, b/a.go and so on. Where
-// several paths have the same end, their texts are joined.
+// sources returns the texts of this repository's source files by each end of their paths: a.go, b/a.go and so on. Texts of several paths
+// with the same end are joined.
 func sources(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -86,8 +86,6 @@ func sources(t *testing.T) map[string]string {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	return all
 }

@@ -11,15 +11,15 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestMessages: docs/errors.md has every warning and error that is logged, and each of its messages is in the program.
+// TestMessages checks that docs/errors.md has every logged warning and error, and that each of its messages is in the program.
 func TestMessages(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile(filepath.Join(root, "docs/errors.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, err)
 	var rows []string // the messages, up to what differs from case to case
 	for _, m := range regexp.MustCompile("(?m)^\\| `(.*?)` \\|").FindAllStringSubmatch(string(page), -1) {
 		rows = append(rows, strings.TrimSpace(strings.TrimSuffix(m[1], "…")))
@@ -40,13 +40,13 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-// sayings are the constant texts of the program.
+// sayings holds the constant texts of the program.
 type sayings struct {
 	texts  []string // all
-	logged []string // those that are logged as a warning or an error
+	logged []string // texts logged as warnings or errors
 }
 
-// messages reads them from the code without its tests.
+// messages collects the texts from the code, excluding tests.
 func messages(t *testing.T) (all sayings) {
 	t.Helper()
 	for _, room := range []string{"cmd", "internal", "pkg"} {
@@ -61,14 +61,12 @@ func messages(t *testing.T) (all sayings) {
 			ast.Inspect(file, all.read)
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 	}
 	return all
 }
 
-// read adds what a node says.
+// read adds the texts of a node.
 func (s *sayings) read(n ast.Node) bool {
 	if e, ok := n.(ast.Expr); ok {
 		if text, ok := constant(e); ok {
@@ -86,7 +84,7 @@ func (s *sayings) read(n ast.Node) bool {
 	args := call.Args
 	switch method.Sel.Name {
 	case "Warn", "Error":
-	case "WarnContext", "ErrorContext", "miswired": // behind a context, or what bounds the lines
+	case "WarnContext", "ErrorContext", "miswired": // their first argument is a context or a limit of log lines
 		args = args[1:]
 	case "LogAttrs":
 		if level, ok := args[1].(*ast.SelectorExpr); !ok || level.Sel.Name != "LevelWarn" && level.Sel.Name != "LevelError" {
@@ -102,7 +100,7 @@ func (s *sayings) read(n ast.Node) bool {
 	return true
 }
 
-// constant returns the text of a literal, or of several that are added.
+// constant returns the value of a string literal, or of a concatenation of literals.
 func constant(e ast.Expr) (string, bool) {
 	switch e := e.(type) {
 	case *ast.BasicLit:

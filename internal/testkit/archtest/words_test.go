@@ -14,10 +14,12 @@ import (
 	"testing"
 
 	"gopkg.in/yaml.v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestTextsUseTheGlossary: the texts of the program have none of the words and phrases that docs/glossary.md and Prose.yml list. make lint
-// checks comments and pages, but does not see strings.
+// TestTextsUseTheGlossary checks that the program's texts contain none of the words and phrases in docs/glossary.md and Prose.yml. make
+// lint checks comments and pages, but not strings.
 func TestTextsUseTheGlossary(t *testing.T) {
 	t.Parallel()
 	var terms struct {
@@ -26,14 +28,12 @@ func TestTextsUseTheGlossary(t *testing.T) {
 	}
 	for _, name := range []string{"Terms", "Prose"} {
 		data, err := os.ReadFile("../../../tools/vale/styles/Glossary/" + name + ".yml")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Check(t, err)
 		if err := yaml.Unmarshal(data, &terms); err != nil { // which adds to the map
 			t.Fatal(err)
 		}
 	}
-	code := regexp.MustCompile("`[^`]*`") // which make lint does not look at either
+	code := regexp.MustCompile("`[^`]*`") // make lint ignores code too
 	dropped := map[*regexp.Regexp]string{}
 	for pattern, instead := range terms.Swap {
 		dropped[regexp.MustCompile("(?i)"+pattern)] = instead
@@ -71,7 +71,7 @@ func TestTextsUseTheGlossary(t *testing.T) {
 	}
 }
 
-// sentences returns those strings of a file that have several words, rather than a name.
+// sentences returns the strings of a file that consist of several words, which excludes names.
 func sentences(file *ast.File) (all []*ast.BasicLit) {
 	ast.Inspect(file, func(n ast.Node) bool {
 		if l, ok := n.(*ast.BasicLit); ok && l.Kind == token.STRING && strings.Contains(l.Value, " ") {

@@ -1,4 +1,4 @@
-// Package certstest makes certificates for tests: CAs, certificates that they sign, and some that no CA should sign.
+// Package certstest creates certificates for tests: CAs, certificates that they sign, and some that no CA should sign.
 package certstest
 
 import (
@@ -27,7 +27,7 @@ type CA struct {
 // Pair is a certificate and its key, in PEM form.
 type Pair struct{ Cert, Key []byte }
 
-// NewCA returns a new authority, which nothing trusts yet.
+// NewCA returns a new authority.
 func NewCA(tb testing.TB, name string) *CA {
 	tb.Helper()
 	template := &x509.Certificate{
@@ -53,8 +53,8 @@ func (ca *CA) Pool() *x509.CertPool {
 	return pool
 }
 
-// Issue signs a certificate like the template. Fields that the template leaves out are as for a valid server or client
-// on this machine: the address 127.0.0.1, a period that includes now, and both usages.
+// Issue signs a certificate from a template. Fields that the template omits are those of a valid server or client on this machine: the
+// address 127.0.0.1, a period that includes now, and both usages.
 func (ca *CA) Issue(tb testing.TB, template x509.Certificate) Pair {
 	tb.Helper()
 	template.SerialNumber, template.KeyUsage = serial(tb), x509.KeyUsageDigitalSignature
@@ -102,7 +102,7 @@ func (p Pair) Write(tb testing.TB, certFile, keyFile string) {
 	Write(tb, keyFile, p.Key)
 }
 
-// TLS returns the pair in the form that crypto/tls wants.
+// TLS returns the pair as a tls.Certificate.
 func (p Pair) TLS(tb testing.TB) tls.Certificate {
 	tb.Helper()
 	pair, err := tls.X509KeyPair(p.Cert, p.Key)

@@ -10,8 +10,8 @@ import (
 	rlcommonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 )
 
-// Sends reports whether a request exists for which limits make these descriptors, perhaps beside others: each of them by a
-// limit of its own, in their order.
+// Sends returns an error unless a request exists for which limits produce these descriptors, in order and each from a different limit.
+// They may produce others too.
 func Sends(limits []*routev3.RateLimit, sent []*rlcommonv3.RateLimitDescriptor) error {
 	for _, d := range sent {
 		i := slices.IndexFunc(limits, func(l *routev3.RateLimit) bool { return makes(l, d) })
@@ -23,7 +23,7 @@ func Sends(limits []*routev3.RateLimit, sent []*rlcommonv3.RateLimitDescriptor) 
 	return nil
 }
 
-// makes reports whether there is a request for which l makes d. Hits of 0 are a look, which operators may have too.
+// makes reports whether a request exists for which l produces d. Hits of 0 are a check, which operators may send too.
 func makes(l *routev3.RateLimit, d *rlcommonv3.RateLimitDescriptor) bool {
 	h := l.GetHitsAddend()
 	if n := d.GetHitsAddend(); n.GetValue() > 0 {
@@ -45,8 +45,8 @@ func makes(l *routev3.RateLimit, d *rlcommonv3.RateLimitDescriptor) bool {
 	return len(entries) == 0
 }
 
-// entryOf returns the key of the entry that an action makes, and which values it can have. The key is empty for actions that
-// this package does not know.
+// entryOf returns the key of the entry that an action produces, and a function that reports whether a value is possible. The key is empty
+// for actions that this package does not support.
 func entryOf(a *routev3.RateLimit_Action) (key string, may func(value string) bool) {
 	any := func(value string) bool { return value != "" }
 	is := func(want string) func(string) bool { return func(value string) bool { return value == want } }
@@ -73,7 +73,7 @@ func entryOf(a *routev3.RateLimit_Action) (key string, may func(value string) bo
 	return "", any
 }
 
-// masks reports whether value is an address that the action has masked.
+// masks reports whether value is an address after masking by the action.
 func masks(a *routev3.RateLimit_Action_MaskedRemoteAddress, value string) bool {
 	p, err := netip.ParsePrefix(value)
 	if err != nil || p != p.Masked() {

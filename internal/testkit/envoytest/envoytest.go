@@ -1,5 +1,5 @@
-// Package envoytest reads configuration of Envoy as strictly as Envoy does, for tests of examples and documents. What a real
-// Envoy makes of it is tried by tools/e2e.
+// Package envoytest parses Envoy's configuration as strictly as Envoy does, for tests of examples and documents. tools/e2e runs the same
+// with a real Envoy.
 package envoytest
 
 import (
@@ -25,7 +25,7 @@ func Decode(text string, m proto.Message) error {
 	return DecodeTree(tree, m)
 }
 
-// DecodeTree is like Decode, for YAML that has been parsed.
+// DecodeTree is like Decode, for parsed YAML.
 func DecodeTree(tree any, m proto.Message) error {
 	asJSON, err := json.Marshal(tree)
 	if err != nil {
@@ -37,8 +37,7 @@ func DecodeTree(tree any, m proto.Message) error {
 	return validate(m)
 }
 
-// validate calls ValidateAll of m and of every message below it. That includes messages in an Any, which ValidateAll
-// does not reach by itself.
+// validate calls ValidateAll of m and of every message in it, including messages in an Any, which ValidateAll of m omits.
 func validate(m proto.Message) error {
 	var all []error
 	err := protorange.Range(m.ProtoReflect(), func(p protopath.Values) error {

@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
-	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/stream/v3" // these are in an Any of examples
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/stream/v3" // contained in an Any of the examples
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/content_parsers/json/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/json_to_metadata/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/lua/v3"

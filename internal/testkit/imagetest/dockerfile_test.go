@@ -17,19 +17,19 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// repository is the root of the checkout, which is the build's context.
+// repository is the root of the checkout, the context of the build.
 const repository = "../../.."
 
-// instruction is one instruction of a Dockerfile, such as RUN with what to run.
+// instruction is an instruction of a Dockerfile, such as RUN and its command.
 type instruction struct{ name, args string }
 
-// stage is what follows a FROM.
+// stage consists of the instructions after a FROM.
 type stage struct {
 	base, name   string
 	instructions []instruction
 }
 
-// all are the arguments of the stage's instructions of one name.
+// all returns the arguments of the stage's instructions called name.
 func (s stage) all(name string) []string {
 	var args []string
 	for _, i := range s.instructions {
@@ -40,7 +40,7 @@ func (s stage) all(name string) []string {
 	return args
 }
 
-// one is the argument of the only instruction of that name.
+// one returns the argument of the only instruction called name.
 func (s stage) one(t *testing.T, name string) string {
 	t.Helper()
 	args := s.all(name)
@@ -107,8 +107,8 @@ func TestFinalStage(t *testing.T) {
 	}
 }
 
-// build runs the steps of the build stage with its absolute paths below a temporary directory, and returns what the
-// final stage copies.
+// build runs the steps of the build stage, with absolute paths moved to a temporary directory, and returns a directory with the files
+// that the final stage copies.
 func build(t *testing.T) (root string) {
 	t.Helper()
 	testkit.NotShort(t)
@@ -135,7 +135,7 @@ func build(t *testing.T) (root string) {
 	return out
 }
 
-// copyContext copies the repository, without what .dockerignore names.
+// copyContext copies the repository without the files in .dockerignore.
 func copyContext(t *testing.T, to string) {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(repository, ".dockerignore"))
@@ -145,7 +145,7 @@ func copyContext(t *testing.T, to string) {
 	ignored := strings.Fields(string(raw))
 	err = filepath.WalkDir(repository, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
-			return present(err) // git has files that come and go, also while other tests build the server
+			return present(err) // git creates and removes files at any time, also while other tests build the server
 		}
 		name, err := filepath.Rel(repository, path)
 		if err != nil {
@@ -178,7 +178,7 @@ func copyContext(t *testing.T, to string) {
 	}
 }
 
-// present is err, but for what is not there any more.
+// present returns err, or nil if a file no longer exists.
 func present(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -186,7 +186,7 @@ func present(err error) error {
 	return err
 }
 
-// checkStatic reports a program that needs a dynamic linker, which the image does not have.
+// checkStatic fails the test for a program that needs a dynamic linker, because the image has none.
 func checkStatic(t *testing.T, path string) {
 	t.Helper()
 	f, err := elf.Open(path)

@@ -40,14 +40,13 @@ func TestImage(t *testing.T) {
 	for _, command := range [][]string{
 		{"/bin/ratelimitd"},
 		{"/bin/ratelimit"},
-		{"/bin/ratelimit", "--whatever", "version"}, // under this name arguments mean nothing
+		{"/bin/ratelimit", "--whatever", "version"}, // under this name, arguments are ignored
 	} {
 		t.Run(strings.Join(command, " "), func(t *testing.T) { serve(t, root, command) })
 	}
 }
 
-// inImage returns a command that runs as the image's user with root as its root directory, as far as this process is
-// allowed to arrange that.
+// inImage returns a command that runs as the image's user with root as its root directory, as far as this process has the permissions.
 func inImage(root string, command ...string) *exec.Cmd {
 	path := filepath.Join(root, command[0])
 	cmd := &exec.Cmd{Path: path, Args: command, Dir: root}
@@ -58,7 +57,7 @@ func inImage(root string, command ...string) *exec.Cmd {
 	return cmd
 }
 
-// serve starts the command with rules mounted below /rules, waits until it is ready, and ends it.
+// serve starts the command with rules mounted in /rules, waits until it is ready, and ends it.
 func serve(t *testing.T, root string, command []string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Join(root, "rules", "config"), 0o755); err != nil {

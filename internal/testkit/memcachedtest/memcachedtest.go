@@ -19,7 +19,7 @@ import (
 
 const (
 	patience = testkit.Patience
-	hangs    = time.Second // a process that does not answer for so long hangs
+	hangs    = time.Second // time without an answer after which a process counts as hanging
 )
 
 // Server is a memcached process.
@@ -48,20 +48,20 @@ func Start(tb testing.TB, args ...string) *Server {
 	})}
 }
 
-// listens reports whether the process takes connections, and is the one that answers: another process may have taken the
-// port, in which case the process will say so and end.
+// listens reports whether the process accepts connections and answers. If another process has taken the port, this one reports that and
+// ends.
 func listens(s *testkit.Server) bool {
 	stats, err := say(s.Addr(), "stats", patience)
 	return err == nil && strings.Contains(stats, fmt.Sprintf("STAT pid %d\n", s.PID()))
 }
 
-// connects reports whether the process takes connections, over which TLS is spoken or a login is required.
+// connects reports whether the process accepts connections, for servers that use TLS or require a login.
 func connects(s *testkit.Server) bool {
 	conn, err := net.Dial("tcp", s.Addr()) //nolint:noctx // on loopback
 	return err == nil && conn.Close() == nil
 }
 
-// Stop suspends the process, and waits until it no longer answers. Connections stay up. It is for servers without TLS.
+// Stop suspends the process and waits until it no longer answers. Connections stay open. It does not support TLS.
 func (s *Server) Stop() {
 	s.t.Helper()
 	s.Server.Stop()
@@ -71,8 +71,8 @@ func (s *Server) Stop() {
 	})
 }
 
-// Say sends a command, with its data, if any, after a line break, and returns the reply without the last line break. It
-// is for servers without TLS.
+// Say sends a command, followed by a line break and its data, if any, and returns the reply without the last line break. It does not
+// support TLS.
 func (s *Server) Say(command string) string {
 	s.t.Helper()
 	reply, err := say(s.Addr(), command, patience)
@@ -108,7 +108,7 @@ func say(addr, command string, within time.Duration) (string, error) {
 	}
 }
 
-// Items returns the names of all items, and when each expires.
+// Items returns the expiry of each item, by name.
 func (s *Server) Items() map[string]time.Time {
 	s.t.Helper()
 	var dump string

@@ -1,4 +1,4 @@
 package proc
 
-// After has p go on from a port.
+// After sets the port after which p continues.
 func (p *Ports) After(port int) { p.last = port }

@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Machine is what something was measured on.
+// Machine describes the machine of a measurement.
 type Machine struct {
 	CPU    string `json:"cpu"`
 	Cores  int    `json:"cores"`
 	Kernel string `json:"kernel"`
 }
 
-// String returns the machine in words, such as "2 cores of AMD EPYC with Linux 6.18".
+// String describes the machine, such as "2 cores of AMD EPYC with Linux 6.18".
 func (m Machine) String() string {
 	return fmt.Sprintf("%d cores of %s with %s", m.Cores, m.CPU, m.Kernel)
 }
@@ -45,7 +45,7 @@ func ThisMachine() Machine {
 	return m
 }
 
-// Built returns of which commit a program of Go was built, and by which Go.
+// Built returns the commit of a Go program, and the version of its compiler.
 func Built(program string) (commit, compiler string, err error) {
 	info, err := buildinfo.ReadFile(program)
 	if err != nil {
@@ -80,11 +80,11 @@ func RedisVersion(ctx context.Context, program string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// PeerVersion says of what another server was built, and by which Go; said is what one knows of it, if it does not say so itself.
+// PeerVersion describes the version of another server's program: said or, if that is empty, its commit, followed by its compiler.
 func PeerVersion(program, said string) string {
 	commit, compiler, err := Built(program)
 	if err != nil {
-		commit, compiler = "unknown", "unknown" // it need not be of Go
+		commit, compiler = "unknown", "unknown" // the program may not be written in Go
 	}
 	if said == "" {
 		said = "commit " + commit

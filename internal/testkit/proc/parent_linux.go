@@ -2,5 +2,5 @@ package proc
 
 import "syscall"
 
-// EndWithParent makes a process end with the one that started it, even if that is killed.
+// EndWithParent makes a process end with its parent, even if the parent is killed.
 func EndWithParent() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }

@@ -4,5 +4,5 @@ package proc
 
 import "syscall"
 
-// EndWithParent returns nil: only Linux can end a process with the one that started it.
+// EndWithParent returns nil, because only Linux can end a process with its parent.
 func EndWithParent() *syscall.SysProcAttr { return nil }

@@ -9,14 +9,14 @@ import (
 	"sync"
 )
 
-// Ports finds ports to listen on. Its zero value is ready for use.
+// Ports finds free ports to listen on. The zero value is ready for use.
 type Ports struct {
 	mu   sync.Mutex
-	last int // that was given away
+	last int // last returned port
 }
 
-// Free returns a port of 127.0.0.1 that is not in use, and that no other call of it returns. It is not one of those
-// that connections are given when they are opened, of which any may be taken before it is used.
+// Free returns a port of 127.0.0.1 that is not in use and that it has not returned before. It is outside the range of ephemeral ports,
+// which any outgoing connection could take before the caller listens.
 func (p *Ports) Free(ctx context.Context) (string, error) {
 	const first, last = 10_000, 32_000
 	for range last - first {
@@ -28,13 +28,13 @@ func (p *Ports) Free(ctx context.Context) (string, error) {
 	return "", errors.New("no port is free")
 }
 
-// next returns the port to try next.
+// next returns the next port to try.
 func (p *Ports) next(first, last int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch p.last {
 	case 0:
-		p.last = first + rand.IntN(last-first) // others look for ports too
+		p.last = first + rand.IntN(last-first) // other processes look for ports too
 	case last:
 		p.last = first
 	default:

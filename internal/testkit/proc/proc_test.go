@@ -3,6 +3,8 @@ package proc_test
 import (
 	"context"
 	"errors"
+	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -17,7 +19,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
-// at is when a server is ready that says so.
+// at returns a Ready function that waits for a word in the server's output.
 func at(said *testkit.Buffer, word string) func(context.Context) error {
 	return func(context.Context) error {
 		if strings.Contains(said.String(), word) {
@@ -27,8 +29,8 @@ func at(said *testkit.Buffer, word string) func(context.Context) error {
 	}
 }
 
-// TestServer: a server is started again after it was killed and after it was told to end, neither of which is dying. It
-// has memory for as long as it runs.
+// TestServer checks that a server can be restarted after Kill and after Stop, that neither counts as died, and that its memory is
+// readable while it runs.
 func TestServer(t *testing.T) {
 	testkit.NotShort(t)
 	t.Parallel()
@@ -64,7 +66,7 @@ func TestServer(t *testing.T) {
 	}
 }
 
-// TestServerEnds: a server that ends before it is ready is reported with the reason why it was not, and has died.
+// TestServerEnds checks that a server that ends before it is ready counts as died, and that the error contains the reason.
 func TestServerEnds(t *testing.T) {
 	testkit.NotShort(t)
 	t.Parallel()
@@ -77,12 +79,13 @@ func TestServerEnds(t *testing.T) {
 	}
 }
 
-// TestReady: a caller gets no answer, a bad one, and a good one.
+// TestReady tests Answers without an answer, with a bad one, and with a good one.
 func TestReady(t *testing.T) {
 	t.Parallel()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/bad" {
 			w.WriteHeader(http.StatusServiceUnavailable)
+			_, _ = io.WriteString(w, "later")
 		}
 	}))
 	defer s.Close()
@@ -93,12 +96,39 @@ func TestReady(t *testing.T) {
 	if err := proc.Answers(s.URL + "/bad")(t.Context()); err == nil || !strings.Contains(err.Error(), "/bad says 503") {
 		t.Errorf("a bad answer: %v", err)
 	}
+	if body, err := proc.Get(t.Context(), s.URL+"/bad"); body != "later" || err == nil {
+		t.Errorf("a page with status 503: %q, %v", body, err)
+	}
 	port, err := new(proc.Ports).Free(t.Context()) // that of a closed server may be another one's by now
 	if err != nil {
 		t.Fatal(err)
 	}
 	if nobody := "127.0.0.1:" + port; proc.Listens(nobody)(t.Context()) == nil || proc.Answers("http://"+nobody)(t.Context()) == nil {
 		t.Error("a server that is not there answers")
+	}
+}
+
+// TestServes: a service has ports of its own, and what its owner sets takes precedence.
+func TestServes(t *testing.T) {
+	t.Parallel()
+	var s proc.Server
+	at, err := s.Serves(t.Context(), new(proc.Ports), "/rules", "DRAIN_DELAY=1s")
+	if err != nil || at.GRPC == at.HTTP || at.HTTP == at.Debug {
+		t.Fatalf("%+v, %v", at, err)
+	}
+	env := strings.Join(s.Env, "\n")
+	_, port, _ := strings.Cut(at.GRPC, ":")
+	if !strings.Contains(env, "GRPC_PORT="+port) || strings.LastIndex(env, "DRAIN_DELAY=1s") < strings.LastIndex(env, "DRAIN_DELAY=0s") {
+		t.Errorf("the environment is\n%s", env)
+	}
+}
+
+// TestSeries: comments, and values that are no numbers, are no series.
+func TestSeries(t *testing.T) {
+	t.Parallel()
+	got := proc.Series("# HELP x_total x 1\nx_total{a=\"b c\"} 2\n\ny 1e3\nz ?\n")
+	if want := map[string]float64{`x_total{a="b c"}`: 2, "y": 1000}; !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }
 
@@ -118,7 +148,7 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// TestFree: no port is given away twice, and none that connections are given when they are opened.
+// TestFree checks that no port is returned twice, and that none is ephemeral.
 func TestFree(t *testing.T) {
 	t.Parallel()
 	var ports proc.Ports
@@ -136,10 +166,10 @@ func TestFree(t *testing.T) {
 	}
 }
 
-// TestKillEndsChildren: nothing that a process has started writes files once it is killed.
+// TestKillEndsChildren checks that the children of a killed process no longer write files.
 func TestKillEndsChildren(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir() // which could not be removed otherwise
+	dir := t.TempDir() // otherwise its removal would fail
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", "while :; do i=$((i+1)); : >f$i; done & wait")
 	cmd.Dir = dir
 	p, err := proc.Start(cmd)

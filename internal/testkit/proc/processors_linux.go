@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Processors returns two processors that this process may run on, one for what is measured and one for the load.
+// Processors returns two processors that this process may use, one for the measured program and one for the load.
 func Processors() (theirs, ours int, err error) {
 	var may unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &may); err != nil {

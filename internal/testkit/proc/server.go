@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"sync/atomic"
@@ -13,30 +12,29 @@ import (
 	"time"
 )
 
-// Patience is how long to wait for a server to be ready, or to end.
+// Patience is the maximum wait for a server to become ready or to end.
 const Patience = 20 * time.Second
 
-// Server is a program that may be started again when it has ended. Its processes end with the one that started them, even
-// if that is killed.
+// Server is a program that may be restarted. Its processes end with their parent, even if that is killed.
 type Server struct {
-	*Process // that was started last
+	*Process // the last process
 
 	// Program is the path of the executable, or its name, and Args are its arguments.
 	Program string
 	Args    []string
-	// Env is its environment; if nil, that of this process.
+	// Env is the environment; nil means that of this process.
 	Env []string
-	// Processors are those that it may run on, as taskset has them, such as "0"; if empty, any.
+	// Processors lists the allowed processors in the format of taskset, such as "0"; empty means all.
 	Processors string
-	// Stdout and Stderr are what it prints to; nil drops what it prints.
+	// Stdout and Stderr receive the output; nil discards it.
 	Stdout, Stderr io.Writer
-	// Ready returns an error for as long as the server does not do what it is there for. See [Listens] and [Answers].
+	// Ready returns an error until the server is usable. See [Listens] and [Answers].
 	Ready func(context.Context) error
 
-	ordered atomic.Bool // whether we ended the process
+	ordered atomic.Bool // the process was ended by this package
 }
 
-// Start starts the server and waits until it is ready. If there is an error, it does not run.
+// Start starts the server and waits until it is ready. After an error, the server is not running.
 func (s *Server) Start(ctx context.Context) error {
 	if err := s.Launch(); err != nil {
 		return err
@@ -44,10 +42,10 @@ func (s *Server) Start(ctx context.Context) error {
 	return s.await(ctx)
 }
 
-// Launch starts the server, and does not wait.
+// Launch starts the server without waiting.
 func (s *Server) Launch() error {
 	program, args := pinned(s.Processors, s.Program, s.Args)
-	cmd := exec.Command(program, args...) //nolint:noctx // it would be killed before its owner can end it in another way
+	cmd := exec.Command(program, args...) //nolint:noctx // the owner ends it, not a context
 	cmd.Env, cmd.Stdout, cmd.Stderr = s.Env, s.Stdout, s.Stderr
 	cmd.SysProcAttr = EndWithParent()
 	p, err := Start(cmd)
@@ -79,17 +77,17 @@ func (s *Server) await(ctx context.Context) error {
 	}
 }
 
-// Kill ends the server at once, as a crash would, if it runs.
+// Kill ends the server immediately, like a crash, if it is running.
 func (s *Server) Kill() {
 	s.ordered.Store(true)
 	s.Process.Kill()
 }
 
-// Stop has the server end by itself, as an orchestrator does, and returns how long that took.
+// Stop terminates the server as an orchestrator does, and returns the time that it took.
 func (s *Server) Stop() (time.Duration, error) { return s.End(syscall.SIGTERM) }
 
-// End has the server end by itself on a signal, and returns how long that took. One that does not is killed; with
-// one that was not started there is nothing to do.
+// End terminates the server with a signal, and returns the time that it took. It kills a server that does not end, and does nothing if
+// the server was never started.
 func (s *Server) End(by os.Signal) (time.Duration, error) {
 	if s.Process == nil {
 		return 0, nil
@@ -111,7 +109,7 @@ func (s *Server) End(by os.Signal) (time.Duration, error) {
 // Died reports whether the server has ended without Kill, Stop or End.
 func (s *Server) Died() bool { return s.Over() && !s.ordered.Load() }
 
-// Listens returns a function that checks whether something listens on addr.
+// Listens returns a function that checks whether a server listens on addr.
 func Listens(addr string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
@@ -122,22 +120,10 @@ func Listens(addr string) func(context.Context) error {
 	}
 }
 
-// Answers returns a function that checks whether url is answered with 200.
+// Answers returns a function that checks whether a GET of url returns 200.
 func Answers(url string) func(context.Context) error {
 	return func(ctx context.Context) error {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
-		if err != nil {
-			return err
-		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			return err
-		}
-		if resp.StatusCode != http.StatusOK {
-			err = fmt.Errorf("%s says %s", url, resp.Status)
-		}
-		_, _ = io.Copy(io.Discard, resp.Body) // so that the connection can be used again
-		_ = resp.Body.Close()
+		_, err := Get(ctx, url)
 		return err
 	}
 }

@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// Tick is the unit of times in /proc, whatever the kernel's own is.
+// Tick is the unit of times in /proc, which does not depend on the kernel's timer frequency.
 const Tick = 10 * time.Millisecond
 
-// Busy returns the processor time that a process has used, as Linux has it.
+// Busy returns the processor time used by a process, according to Linux.
 func Busy(pid int) (time.Duration, error) {
 	text, err := os.ReadFile(proc(pid, "stat"))
 	if err != nil {
 		return 0, err
 	}
-	const user, system = 11, 12 // from the state on, which follows the name in parentheses
+	const user, system = 11, 12 // counted from the state, which follows the name in parentheses
 	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 	if len(fields) <= system {
 		return 0, fmt.Errorf("what is %q?", text)
@@ -34,8 +34,8 @@ func Busy(pid int) (time.Duration, error) {
 	return sum, nil
 }
 
-// Worked returns the sum of some times of a line of /proc/stat, such as that of "cpu0" or of "cpu", all processors; 0 if it
-// cannot be read. Which ones, and in which order, is in proc(5).
+// Worked returns the sum of the given times in a line of /proc/stat, such as "cpu0", or "cpu" for all processors. proc(5) describes the
+// indexes in kinds. It returns 0 if the times cannot be read.
 func Worked(cpu string, kinds ...int) time.Duration {
 	all, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -58,8 +58,7 @@ func Worked(cpu string, kinds ...int) time.Duration {
 	return 0
 }
 
-// Memory returns a size from the process' status in bytes, as Linux has it: VmRSS is what it has now, and VmHWM the most
-// that it had.
+// Memory returns a size in bytes from the process's status in Linux: VmRSS is the current memory, and VmHWM its maximum.
 func (p *Process) Memory(name string) (int64, error) {
 	status, err := os.ReadFile(proc(p.PID(), "status"))
 	if err != nil {
@@ -72,5 +71,5 @@ func (p *Process) Memory(name string) (int64, error) {
 			return n << 10, err
 		}
 	}
-	return 0, fmt.Errorf("the status of process %d has no %s", p.PID(), name) // it has ended
+	return 0, fmt.Errorf("the status of process %d has no %s", p.PID(), name) // the process has ended
 }

@@ -20,14 +20,14 @@ func Replica(tb testing.TB, master *Server, config ...string) *Server {
 	return s
 }
 
-// Sentinels starts a number of sentinels that watch master under the given name. They are patient: they consider it
-// down only if it has not answered for a minute, so that none mistakes a busy machine for a fault. See [Down].
+// Sentinels starts n sentinels that watch master under the given name. They consider it down only after a minute without an answer, so
+// that a busy machine does not cause a failover. See [Down].
 func Sentinels(tb testing.TB, master *Server, name string, n int, config ...string) []*Server {
 	tb.Helper()
 	return SentinelsAt(tb, master.Addr(), name, n, config...)
 }
 
-// SentinelsAt is like [Sentinels], for a master that is reached at another address than its own.
+// SentinelsAt is like [Sentinels], for a master with a different address.
 func SentinelsAt(tb testing.TB, addr, name string, n int, config ...string) []*Server {
 	tb.Helper()
 	host, port, err := net.SplitHostPort(addr)
@@ -45,16 +45,16 @@ func SentinelsAt(tb testing.TB, addr, name string, n int, config ...string) []*S
 	return all
 }
 
-// Watched is a master and its replica, which three sentinels watch under the name [MasterName].
+// Watched is a master with a replica, watched by three sentinels under the name [MasterName].
 type Watched struct {
 	Master, Replica *Server
 	Sentinels       []*Server
 }
 
-// MasterName is what the sentinels of a [Watched] call its master.
+// MasterName is the sentinels' name of the master of a [Watched].
 const MasterName = "mine"
 
-// StartWatched starts a master, its replica and three patient sentinels (see [Sentinels]), and waits until all know each other.
+// StartWatched starts a master, its replica and three sentinels (see [Sentinels]), and waits until all of them know each other.
 func StartWatched(tb testing.TB) *Watched {
 	tb.Helper()
 	w := &Watched{Master: Start(tb)}
@@ -64,7 +64,7 @@ func StartWatched(tb testing.TB) *Watched {
 	return w
 }
 
-// URL returns what finds the master: its name and the addresses of the sentinels.
+// URL returns the URL of the master: its name and the addresses of the sentinels.
 func (w *Watched) URL() string {
 	parts := []string{MasterName}
 	for _, s := range w.Sentinels {
@@ -73,7 +73,7 @@ func (w *Watched) URL() string {
 	return strings.Join(parts, ",")
 }
 
-// Down makes sentinels consider a master down if it has not answered for the given time.
+// Down sets the time without an answer after which sentinels consider a master down.
 func Down(all []*Server, name string, after time.Duration) {
 	for _, s := range all {
 		s.t.Helper()
@@ -81,7 +81,7 @@ func Down(all []*Server, name string, after time.Duration) {
 	}
 }
 
-// AwaitSentinels waits until each of the sentinels of a master knows the others and the given number of replicas.
+// AwaitSentinels waits until each sentinel of a master knows the others and the given number of replicas.
 func AwaitSentinels(all []*Server, name string, replicas int) {
 	for _, s := range all {
 		s.t.Helper()
@@ -102,9 +102,9 @@ func field(lines []string, name string) string {
 	return ""
 }
 
-// Cluster starts a cluster of the given number of masters, with a replica each. It is patient: a node is considered
-// down only if it has not answered for a minute, so that a busy machine is not mistaken for a fault. See [NodeTimeout].
-// The result has the masters first, in the order of their slots, then the replicas.
+// Cluster starts a cluster of the given number of masters, each with a replica. A node counts as down only after a minute without an
+// answer, so that a busy machine does not cause a failover. See [NodeTimeout]. The result lists the masters, in the order of their slots,
+// followed by the replicas.
 func Cluster(tb testing.TB, masters int, config ...string) []*Server {
 	tb.Helper()
 	config = append([]string{
@@ -132,7 +132,7 @@ func Cluster(tb testing.TB, masters int, config ...string) []*Server {
 	return all
 }
 
-// NodeTimeout makes the nodes of a cluster consider one down if it has not answered for the given time.
+// NodeTimeout sets the time without an answer after which the nodes of a cluster consider one down.
 func NodeTimeout(all []*Server, after time.Duration) {
 	for _, s := range all {
 		s.t.Helper()

@@ -27,16 +27,16 @@ type Server struct {
 	dir string
 }
 
-// Start starts a server that keeps nothing on disk, and waits until it accepts connections. Each of config is a line of
-// its configuration file, such as "maxmemory 1mb"; a later line overrides an earlier one and what Start itself writes.
-// In them {port} and {dir} stand for the server's port and directory.
+// Start starts a server without persistence, and waits until it accepts connections. Each element of config is a line of its
+// configuration file, such as "maxmemory 1mb"; a later line overrides an earlier one and those of Start. {port} and {dir} are replaced by
+// the server's port and directory.
 func Start(tb testing.TB, config ...string) *Server {
 	tb.Helper()
 	base := []string{`save ""`, "appendonly no", "enable-debug-command yes", "repl-diskless-sync-delay 0"}
 	return start(tb, "Ready to accept connections", append(base, config...))
 }
 
-// start starts the program with args after the name of its configuration file, and waits until it has printed ready.
+// start starts the program with args after the name of its configuration file, and waits until it prints ready.
 func start(tb testing.TB, ready string, config []string, args ...string) *Server {
 	tb.Helper()
 	s := &Server{t: tb, dir: tb.TempDir()}
@@ -54,17 +54,17 @@ func start(tb testing.TB, ready string, config []string, args ...string) *Server
 // Dir returns the server's directory.
 func (s *Server) Dir() string { return s.dir }
 
-// Client returns a patient client of go-redis, which retries nothing, and closes it when the test ends.
+// Client returns a go-redis client with long timeouts and without retries. It closes when the test ends.
 func (s *Server) Client() *redis.Client {
 	c := redis.NewClient(&redis.Options{
 		Addr: s.Addr(), MaxRetries: -1, DisableIdentity: true,
 		DialTimeout: patience, ReadTimeout: patience, WriteTimeout: patience, PoolTimeout: patience,
 	})
-	s.t.Cleanup(func() { _ = c.Close() }) // the test may have done so
+	s.t.Cleanup(func() { _ = c.Close() }) // the test may have closed it
 	return c
 }
 
-// CLI runs redis-cli against the server and returns what it prints.
+// CLI runs redis-cli against the server and returns its output.
 func (s *Server) CLI(args ...string) string {
 	s.t.Helper()
 	out, err := s.Try(args...)
@@ -74,7 +74,7 @@ func (s *Server) CLI(args ...string) string {
 	return out
 }
 
-// Try is [Server.CLI] for a server that may be down, or that breaks connections because its role changes.
+// Try is [Server.CLI] for a server that may be down, or that closes connections because its role changes.
 func (s *Server) Try(args ...string) (string, error) {
 	args = append([]string{"-h", "127.0.0.1", "-p", fmt.Sprint(s.Port())}, args...)
 	out, err := exec.CommandContext(s.t.Context(), "redis-cli", args...).CombinedOutput()
@@ -84,19 +84,19 @@ func (s *Server) Try(args ...string) (string, error) {
 	return strings.TrimSuffix(string(out), "\n"), nil
 }
 
-// IsMaster reports whether the server accepts writes; one that does not answer does not.
+// IsMaster reports whether the server accepts writes. It returns false if the server does not answer.
 func (s *Server) IsMaster() bool {
 	role, err := s.Try("ROLE")
 	return err == nil && strings.HasPrefix(role, "master")
 }
 
-// InStep reports whether the server is a replica that is in sync with its master.
+// InStep reports whether the server is a replica in sync with its master.
 func (s *Server) InStep() bool {
 	info, err := s.Try("INFO", "replication")
 	return err == nil && strings.Contains(info, "master_link_status:up")
 }
 
-// CPU returns the processor time that the process has used, over all of its threads. It works only on Linux.
+// CPU returns the processor time used by all threads of the process. It works only on Linux.
 func (s *Server) CPU() time.Duration {
 	s.t.Helper()
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", s.PID()))
@@ -129,8 +129,7 @@ func (s *Server) write(port int, config []string) {
 	}
 }
 
-// hasBus reports whether the port 10,000 above is free too, on which the nodes of a cluster
-// communicate.
+// hasBus reports whether the port 10,000 higher, which cluster nodes use to communicate, is also free.
 func hasBus(port int) bool {
 	bus, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port+10_000)) //nolint:noctx // does not wait
 	return err == nil && bus.Close() == nil

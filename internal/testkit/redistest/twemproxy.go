@@ -12,9 +12,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// Twemproxy starts Twemproxy, which is called nutcracker in Debian, in front of the servers at addrs, each of which has a
-// share of the keys, and waits until it accepts connections. Each of config is a line of its pool, such as
-// "redis_auth: word"; in them {dir} stands for a directory of its own.
+// Twemproxy starts Twemproxy (nutcracker in Debian) in front of the servers at addrs, which share the keys, and waits until it accepts
+// connections. Each element of config is a line of its pool, such as "redis_auth: word". {dir} is replaced by a directory of the proxy.
 func Twemproxy(tb testing.TB, addrs []string, config ...string) *testkit.Server {
 	tb.Helper()
 	dir := tb.TempDir()
@@ -35,7 +34,7 @@ func Twemproxy(tb testing.TB, addrs []string, config ...string) *testkit.Server 
 			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 				tb.Fatalf("redistest: %v", err)
 			}
-			return []string{"-c", file, "-o", "/dev/stderr", "-a", "127.0.0.1", "-s", fmt.Sprint(port + 10_000)} // its own log is where only its package has a directory
+			return []string{"-c", file, "-o", "/dev/stderr", "-a", "127.0.0.1", "-s", fmt.Sprint(port + 10_000)} // the default log file is in a directory of its package
 		},
 		Ready: func(s *testkit.Server, _ string) bool {
 			port := s.Port()

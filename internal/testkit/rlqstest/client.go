@@ -1,6 +1,6 @@
-// Package rlqstest is a client that decides by itself as Envoy does, for tests with real servers: the fake Envoy of package sharestest,
-// with a stream. As Envoy's filter does, it reports a bucket with its first request, and then at each tick of a clock. Ticks go on
-// when its stream ends; at the next one it connects to the next server, and reports what it has counted since the last one.
+// Package rlqstest implements an RLQS client that decides on its own, for tests with real servers: the simulated Envoy of package
+// sharestest, with a stream. Like Envoy's filter, it reports a bucket at the first request and then at each tick of a clock. The clock
+// continues when the stream ends. At the next tick, the client connects to the next server and reports the usage since its last report.
 package rlqstest
 
 import (
@@ -19,28 +19,28 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/sharestest"
 )
 
-// EnvoyEvery is the time between two ticks of Envoy.
+// EnvoyEvery is the interval of Envoy's ticks.
 const EnvoyEvery = 5 * time.Second
 
 const (
-	usualEvery   = 1050 * time.Millisecond // the seconds that have elapsed are rounded down, and must not be 0
-	requestEvery = 20 * time.Millisecond   // requests come in bunches
+	usualEvery   = 1050 * time.Millisecond // elapsed seconds are rounded down, and must not be 0
+	requestEvery = 20 * time.Millisecond   // interval of bunches of requests
 )
 
-// Config says what kind of client it is. Its zero value is an Envoy that is in a hurry.
+// Config configures a client. The zero value is an Envoy with a short interval.
 type Config struct {
-	NoAssignment sharestest.Kind // what it does without an assignment: AllowAll, as Envoy does unless it is told otherwise, or DenyAll
-	Every        time.Duration   // between two ticks; 0 means a little more than a second, so that tests are short
-	Watch        func(Event)     // is called with all that happens, in order, and must not call the client; may be nil
+	NoAssignment sharestest.Kind // decision without an assignment: AllowAll, Envoy's default, or DenyAll
+	Every        time.Duration   // interval of ticks; 0 means slightly more than a second, for short tests
+	Watch        func(Event)     // called for each event in order, and must not call the client; may be nil
 }
 
-// Event is something that happened to a client.
+// Event is an event of a client.
 type Event struct {
 	At      time.Time
 	What    What
 	Allowed uint64 // of Decided and Reported
 	Denied  uint64
-	InForce bool              // of Decided: an assignment was
+	InForce bool              // of Decided: an assignment was in force
 	Told    shares.Assignment // of Assigned
 	Err     error             // of Ended
 }
@@ -50,30 +50,30 @@ type What uint8
 
 // The kinds of events.
 const (
-	Decided  What = iota // some requests that came at one time
-	Reported             // whether that arrives or not
-	Assigned             // or abandoned
-	Ended                // its stream, or an attempt to open one
+	Decided  What = iota // requests that arrived together
+	Reported             // sent, but may not arrive
+	Assigned             // received, including Abandon
+	Ended                // the stream or an attempt to open one failed
 )
 
 // Client is a client of one bucket. Its methods may be called concurrently.
 type Client struct {
 	config Config
 	domain string
-	name   string // by which a server knows it again
+	name   string // identifies the client to servers
 	id     *rlqspb.BucketId
-	fresh  chan struct{} // a request has made the bucket
+	fresh  chan struct{} // signals that a request has created the bucket
 
-	mu       sync.Mutex
-	demand   float64 // requests a second
-	bucket   sharestest.Bucket
-	known    bool      // it has the bucket
-	reported time.Time // the last report of the bucket
-	assigned int       // messages
-	ended    error     // why the last stream ended
+	mu        sync.Mutex
+	demand    float64 // requests per second
+	bucket    sharestest.Bucket
+	hasBucket bool      // the bucket exists
+	reported  time.Time // time of the last report
+	assigned  int       // number of messages
+	ended     error     // error of the last stream
 }
 
-// New returns a client of a bucket, whose id is one entry.
+// New returns a client with one bucket, whose ID has one entry.
 func New(domain, key, value string, config Config) *Client {
 	if config.Every == 0 {
 		config.Every = usualEvery
@@ -89,8 +89,8 @@ func New(domain, key, value string, config Config) *Client {
 	return c
 }
 
-// Run makes so many requests a second, until Want says another number, and reports, until ctx ends. It connects to the first server, and
-// when its stream ends to the next one.
+// Run makes requests at a rate per second, which Want changes, and sends reports until ctx ends. It connects to the first server, and to
+// the next one whenever its stream ends.
 func (c *Client) Run(ctx context.Context, demand float64, servers ...grpc.ClientConnInterface) {
 	c.Want(demand)
 	var all sync.WaitGroup
@@ -115,13 +115,13 @@ func (c *Client) Run(ctx context.Context, demand float64, servers ...grpc.Client
 			i++
 		}
 		report := c.report()
-		if open != nil { // else what it counted is lost
-			_ = open.call.Send(report) // Recv says what is wrong
+		if open != nil { // otherwise the usage is lost
+			_ = open.call.Send(report) // Recv returns the error
 		}
 	}
 }
 
-// Want makes c make so many requests a second from now on.
+// Want sets the number of requests per second.
 func (c *Client) Want(demand float64) { c.locked(func(time.Time, shares.Micros) { c.demand = demand }) }
 
 func (c *Client) locked(do func(at time.Time, now shares.Micros)) {
@@ -147,7 +147,7 @@ func (c *Client) request(ctx context.Context) {
 	}
 }
 
-// decide decides so many requests. The first one makes the bucket.
+// decide decides n requests. The first one creates the bucket.
 func (c *Client) decide(at time.Time, now shares.Micros, n uint64) {
 	if n == 0 {
 		return
@@ -156,8 +156,8 @@ func (c *Client) decide(at time.Time, now shares.Micros, n uint64) {
 	e.Allowed = c.bucket.Request(now, n)
 	e.Denied = n - e.Allowed
 	c.config.Watch(e)
-	if !c.known {
-		c.known = true
+	if !c.hasBucket {
+		c.hasBucket = true
 		select {
 		case c.fresh <- struct{}{}:
 		default:
@@ -169,7 +169,7 @@ func (c *Client) decide(at time.Time, now shares.Micros, n uint64) {
 func (c *Client) report() *rlqspb.RateLimitQuotaUsageReports {
 	m := &rlqspb.RateLimitQuotaUsageReports{Domain: c.domain}
 	c.locked(func(at time.Time, _ shares.Micros) {
-		if !c.known {
+		if !c.hasBucket {
 			return
 		}
 		elapsed := time.Duration(0)
@@ -189,7 +189,7 @@ func (c *Client) report() *rlqspb.RateLimitQuotaUsageReports {
 // stream is a stream of a client.
 type stream struct {
 	call  rlqspb.RateLimitQuotaService_StreamRateLimitQuotasClient
-	ended chan struct{} // closed when it has
+	ended chan struct{} // closed when it has ended
 }
 
 func (s *stream) over() bool {
@@ -201,7 +201,7 @@ func (s *stream) over() bool {
 	}
 }
 
-// connect opens a stream, and does what the server says until it ends. It returns nil if it cannot.
+// connect opens a stream and applies the server's messages until it ends. It returns nil on error.
 func (c *Client) connect(ctx context.Context, all *sync.WaitGroup, server grpc.ClientConnInterface) *stream {
 	ctx = metadata.AppendToOutgoingContext(ctx, "x-ratelimitd-client", c.name)
 	call, err := rlqspb.NewRateLimitQuotaServiceClient(server).StreamRateLimitQuotas(ctx)
@@ -218,7 +218,7 @@ func (c *Client) connect(ctx context.Context, all *sync.WaitGroup, server grpc.C
 				c.end(err)
 				return
 			}
-			c.obey(m)
+			c.apply(m)
 		}
 	})
 	return s
@@ -231,22 +231,22 @@ func (c *Client) end(err error) {
 	})
 }
 
-// obey does what a message says.
-func (c *Client) obey(m *rlqspb.RateLimitQuotaResponse) {
+// apply applies a message.
+func (c *Client) apply(m *rlqspb.RateLimitQuotaResponse) {
 	c.locked(func(at time.Time, now shares.Micros) {
 		c.assigned++
 		for _, action := range m.GetBucketAction() {
 			a := Assignment(action)
 			c.bucket.Receive(now, a)
 			if a.Kind == shares.Abandon {
-				c.known, c.reported = false, time.Time{}
+				c.hasBucket, c.reported = false, time.Time{}
 			}
 			c.config.Watch(Event{At: at, What: Assigned, Told: a})
 		}
 	})
 }
 
-// Assignment returns what a message says.
+// Assignment returns the assignment in a message.
 func Assignment(a *rlqspb.RateLimitQuotaResponse_BucketAction) shares.Assignment {
 	q := a.GetQuotaAssignmentAction()
 	if q == nil {
@@ -271,13 +271,13 @@ func (c *Client) Rate() (rate float64) {
 	return rate
 }
 
-// Admitted returns how many requests the client has admitted.
+// Admitted returns the number of requests that the client has admitted.
 func (c *Client) Admitted() (n uint64) {
 	c.locked(func(time.Time, shares.Micros) { n = c.bucket.Admitted })
 	return n
 }
 
-// Said returns how many messages have come, and why the last stream that ended did.
+// Said returns the number of messages received, and the error of the last stream that ended.
 func (c *Client) Said() (messages int, ended error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

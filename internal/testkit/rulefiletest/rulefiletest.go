@@ -1,8 +1,9 @@
-// Package rulefiletest is for tests whose cases are archives of files of rules.
+// Package rulefiletest supports tests whose cases are archives of rule files.
 package rulefiletest
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,8 +15,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Golden runs each archive of a folder: answer makes the text of its last file, want, of the others. With update it writes that
-// text into the archive, to be looked at before it is committed.
+// Golden runs a test for each archive in a folder. answer must return the text of the last file, want, for the other files. If update is
+// set, Golden writes the text into the archive, for review before committing it.
 func Golden(t *testing.T, folder string, update bool, answer func(a *txtar.Archive) (string, error)) {
 	t.Helper()
 	for _, name := range Names(t, folder) {
@@ -50,6 +51,28 @@ func golden(t *testing.T, name string, update bool, answer func(a *txtar.Archive
 	}
 }
 
+// Load loads files of rules, which are valid. The first one is called rules.yaml, the others rules2.yaml and so on.
+func Load(tb interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}, files ...string,
+) *descriptors.Set {
+	tb.Helper()
+	var sources []descriptors.Source
+	for i, text := range files {
+		name := "rules.yaml"
+		if i > 0 {
+			name = fmt.Sprintf("rules%d.yaml", i+1)
+		}
+		sources = append(sources, descriptors.Source{Name: name, Data: []byte(text)})
+	}
+	set, problems, err := descriptors.Load(sources, descriptors.Options{})
+	if err != nil {
+		tb.Fatalf("loading rules: %v\n%v", err, problems)
+	}
+	return set
+}
+
 // Names returns the names of the archives in a folder, of which there is one at least.
 func Names(tb testing.TB, folder string) []string {
 	tb.Helper()
@@ -60,7 +83,7 @@ func Names(tb testing.TB, folder string) []string {
 	return names
 }
 
-// Options reads the line of a comment that begins with "options:".
+// Options parses the line of a comment that begins with "options:".
 func Options(comment []byte) (o descriptors.Options) {
 	for line := range bytes.Lines(comment) {
 		if words, found := strings.CutPrefix(string(line), "options:"); found {
@@ -75,7 +98,7 @@ func Options(comment []byte) (o descriptors.Options) {
 	return o
 }
 
-// Sources returns the files of rules among the files of an archive.
+// Sources returns the rule files of an archive.
 func Sources(files []txtar.File) (out []descriptors.Source) {
 	for _, f := range files {
 		if strings.HasSuffix(f.Name, ".yaml") {

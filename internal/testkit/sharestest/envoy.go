@@ -1,6 +1,6 @@
-// Package sharestest is a client of shares on virtual time: a fake Envoy, which does what Envoy 1.40 was seen to do. Its
-// tests are the traces of a real one. It has nothing to do with messages: a test carries assignments to it, and reports
-// from it, and decides what is late or lost.
+// Package sharestest simulates an Envoy that holds shares, on virtual time. It reproduces the observed behavior of Envoy 1.40; its tests
+// are traces of a real one. It sends no messages: a test passes assignments to it and reports from it, and decides which are late or
+// lost.
 package sharestest
 
 import (
@@ -11,10 +11,10 @@ import (
 
 const second shares.Micros = 1_000_000
 
-// ReportEvery is the time between two reports of an Envoy, whatever interval its configuration says.
+// ReportEvery is the interval of an Envoy's reports, regardless of its configuration.
 const ReportEvery = 5 * second
 
-// Kind is a rate-limit strategy, or what stands for one.
+// Kind is a rate-limit strategy of the protocol.
 type Kind uint8
 
 // The strategies of the protocol.
@@ -22,47 +22,47 @@ const (
 	AllowAll Kind = iota
 	DenyAll
 	TokenBucket
-	RequestsPerTimeUnit // which Envoy 1.40 drops
+	RequestsPerTimeUnit // ignored by Envoy 1.40
 )
 
-// Strategy says which requests to admit.
+// Strategy determines which requests to admit.
 type Strategy struct {
 	Kind     Kind
 	Max      uint32 // tokens
-	Fill     uint32 // tokens in each Interval
+	Fill     uint32 // tokens per Interval
 	Interval shares.Micros
 }
 
-// Assignment is one assignment, with all that a server may send.
+// Assignment is an assignment with all fields of the protocol.
 type Assignment struct {
 	Strategy
 	TTL shares.Micros
 }
 
-// Settings are those of a bucket in the configuration of an Envoy.
+// Settings is the configuration of a bucket in an Envoy.
 type Settings struct {
-	NoAssignment Kind // AllowAll or DenyAll; a token bucket there makes Envoy crash
+	NoAssignment Kind // AllowAll or DenyAll; a token bucket makes Envoy crash
 	Expired      *Strategy
-	ExpiredFor   shares.Micros // how long Expired is in force after an assignment
-	Stepped      bool          // as gRFC A77 allows it, all tokens of an interval come together; from Envoy they come one by one
+	ExpiredFor   shares.Micros // duration of Expired after an assignment
+	Stepped      bool          // all tokens of an interval arrive together, as gRFC A77 allows; in Envoy, they arrive one by one
 }
 
-// Usage is a report of one bucket.
+// Usage is a report about one bucket.
 type Usage struct{ Allowed, Denied uint64 }
 
 // Bucket is one bucket at one Envoy.
 type Bucket struct {
 	Settings
-	now      Strategy // in force, if assigned or expired
+	now      Strategy // in force during the phases assigned and expired
 	phase    phase
-	ends     shares.Micros // of the phase
+	ends     shares.Micros // end of the phase
 	tokens   float64
-	filled   shares.Micros // tokens is as of this time
+	filled   shares.Micros // time of tokens
 	usage    Usage
-	Admitted uint64 // in all
+	Admitted uint64 // total
 }
 
-// phase is where a bucket is between two assignments.
+// phase is the phase of a bucket between two assignments.
 type phase uint8
 
 const (
@@ -71,7 +71,7 @@ const (
 	expired
 )
 
-// Receive does what a server says.
+// Receive applies a server's message.
 func (b *Bucket) Receive(now shares.Micros, a shares.Assignment) {
 	s := Strategy{TokenBucket, a.MaxTokens, a.TokensPerFill, shares.Micros(a.FillInterval) * second}
 	switch a.Kind {
@@ -87,7 +87,7 @@ func (b *Bucket) Receive(now shares.Micros, a shares.Assignment) {
 	b.Assign(now, Assignment{s, shares.Micros(a.TTL) * second})
 }
 
-// Assign takes over an assignment.
+// Assign applies an assignment.
 func (b *Bucket) Assign(now shares.Micros, a Assignment) {
 	b.expire(now)
 	if a.Kind == RequestsPerTimeUnit {
@@ -109,10 +109,10 @@ func (b *Bucket) Assign(now shares.Micros, a Assignment) {
 	b.phase, b.ends = assigned, now+max(ttl, 0)
 }
 
-// Abandon makes the Envoy forget the bucket.
+// Abandon removes the bucket.
 func (b *Bucket) Abandon() { *b = Bucket{Settings: b.Settings, Admitted: b.Admitted} }
 
-// expire ends phases that are over.
+// expire ends phases whose time is over.
 func (b *Bucket) expire(now shares.Micros) {
 	if b.phase == assigned && now >= b.ends {
 		b.phase = unassigned
@@ -126,7 +126,7 @@ func (b *Bucket) expire(now shares.Micros) {
 	}
 }
 
-// fill adds the tokens that have come until now.
+// fill adds the tokens that have arrived until now.
 func (b *Bucket) fill(now shares.Micros) {
 	interval := b.now.Interval / second * second
 	if interval == 0 {
@@ -140,7 +140,7 @@ func (b *Bucket) fill(now shares.Micros) {
 	b.tokens = min(float64(b.now.Max), b.tokens+float64(b.now.Fill)*float64(span)/float64(interval))
 }
 
-// Request decides a number of requests that come at a time, and returns how many are admitted.
+// Request decides n requests at a time, and returns the number admitted.
 func (b *Bucket) Request(now shares.Micros, n uint64) uint64 {
 	b.expire(now)
 	strategy := Strategy{Kind: b.NoAssignment}
@@ -151,9 +151,9 @@ func (b *Bucket) Request(now shares.Micros, n uint64) uint64 {
 	switch {
 	case strategy.Kind == DenyAll:
 		admitted = 0
-	case strategy.Kind == TokenBucket && strategy.Interval >= second: // below, there is no limit
+	case strategy.Kind == TokenBucket && strategy.Interval >= second: // below a second, there is no limit
 		b.fill(now)
-		const errors = 1e-6 // of floating point
+		const errors = 1e-6 // floating-point error
 		admitted = min(n, uint64(b.tokens+errors))
 		b.tokens -= float64(admitted)
 	}
@@ -163,8 +163,8 @@ func (b *Bucket) Request(now shares.Micros, n uint64) uint64 {
 	return admitted
 }
 
-// Report returns the usage since the last report, and begins a new one. It must be called for the first request as well,
-// and then each ReportEvery; while the stream is down its reports are lost.
+// Report returns the usage since the last report and resets it. It must be called at the first request, and then every ReportEvery. While
+// the stream is down, reports are lost.
 func (b *Bucket) Report() Usage {
 	u := b.usage
 	b.usage = Usage{}
@@ -180,7 +180,7 @@ func (b *Bucket) InForce(now shares.Micros) bool {
 // Limited reports whether an assignment is in force that does not admit everything.
 func (b *Bucket) Limited(now shares.Micros) bool { return b.InForce(now) && b.now.Kind != AllowAll }
 
-// Rate returns the requests a second that an assignment admits now, 0 if none is in force or it admits all or none.
+// Rate returns the requests per second that an assignment admits now; 0 if none is in force, or if it admits everything or nothing.
 func (b *Bucket) Rate(now shares.Micros) float64 {
 	if !b.InForce(now) || b.now.Kind != TokenBucket {
 		return 0
@@ -188,7 +188,7 @@ func (b *Bucket) Rate(now shares.Micros) float64 {
 	return float64(b.now.Fill) * float64(second) / float64(b.now.Interval)
 }
 
-// Tokens returns the tokens in the bucket, 0 if it has none in force.
+// Tokens returns the tokens in the bucket; 0 if none is in force.
 func (b *Bucket) Tokens(now shares.Micros) float64 {
 	if !b.InForce(now) || b.now.Kind != TokenBucket {
 		return 0

@@ -11,12 +11,12 @@ import (
 
 const ms = second / 1000
 
-// assign returns a token bucket for a minute.
+// assign returns an assignment of a token bucket for a minute.
 func assign(most, fill uint32, interval shares.Micros) Assignment {
 	return Assignment{Strategy{TokenBucket, most, fill, interval}, 60 * second}
 }
 
-// offer sends a request each step, and returns the times at which one was admitted.
+// offer sends one request per step, and returns the times of the admitted ones.
 func offer(b *Bucket, from, to, step shares.Micros) (at []shares.Micros) {
 	for t := from; t < to; t += step {
 		if b.Request(t, 1) == 1 {
@@ -26,14 +26,14 @@ func offer(b *Bucket, from, to, step shares.Micros) (at []shares.Micros) {
 	return at
 }
 
-// TestRefill: what a real Envoy 1.40 admitted of 200 requests a second in 10 s.
+// TestRefill compares with the number of requests that a real Envoy 1.40 admitted of 200 per second in 10 s.
 func TestRefill(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name     string
 		a        Assignment
 		admitted int
-		gap      shares.Micros // between two requests, once the bucket is empty; 0 if no two are
+		gap      shares.Micros // between two admitted requests once the bucket is empty; 0 if there are none
 	}{
 		{"smooth", assign(10, 5, second), 59, 200 * ms},
 		{"interval of 2 s", assign(10, 5, 2*second), 34, 400 * ms},
@@ -69,7 +69,7 @@ func TestRefill(t *testing.T) {
 	}
 }
 
-// TestStepped: a client by gRFC A77 gets the tokens of an interval together.
+// TestStepped checks that a client according to gRFC A77 gets the tokens of an interval together.
 func TestStepped(t *testing.T) {
 	t.Parallel()
 	b := &Bucket{Settings: Settings{Stepped: true}}
@@ -80,7 +80,7 @@ func TestStepped(t *testing.T) {
 	}
 }
 
-// TestReplace: what was left of 100 tokens, after 50 or all were taken, once another assignment came.
+// TestReplace tests the remaining tokens after another assignment, when 50 or all of 100 tokens were taken before.
 func TestReplace(t *testing.T) {
 	t.Parallel()
 	deny := Assignment{Strategy{Kind: DenyAll}, 60 * second}
@@ -91,7 +91,7 @@ func TestReplace(t *testing.T) {
 	for _, c := range []struct {
 		name          string
 		then          []Assignment
-		half, drained uint64 // admitted afterwards
+		half, drained uint64 // admitted after the second assignment
 	}{
 		{"same again", []Assignment{base}, 50, 0},
 		{"more tokens", []Assignment{assign(200, 1, second)}, 100, 0},
@@ -117,7 +117,7 @@ func TestReplace(t *testing.T) {
 	}
 }
 
-// TestChurn: what frequent changes cost, since each rounds the tokens down.
+// TestChurn tests the loss caused by frequent changes, each of which rounds the tokens down.
 func TestChurn(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -150,7 +150,7 @@ func TestChurn(t *testing.T) {
 	}
 }
 
-// TestTTL: how long an assignment lasts, and what comes after it.
+// TestTTL tests the lifetime of an assignment and the phase after it.
 func TestTTL(t *testing.T) {
 	t.Parallel()
 	deny := Strategy{Kind: DenyAll}
@@ -165,7 +165,7 @@ func TestTTL(t *testing.T) {
 	}
 	b := &Bucket{Settings: Settings{Expired: &deny, ExpiredFor: 2 * second}}
 	b.Assign(0, Assignment{Strategy{Kind: AllowAll}, second})
-	b.Assign(500*ms, Assignment{Strategy{Kind: AllowAll}, second}) // starts again
+	b.Assign(500*ms, Assignment{Strategy{Kind: AllowAll}, second}) // restarts the lifetime
 	var changes []shares.Micros
 	last := false
 	for t := shares.Micros(0); t < 5*second; t += 10 * ms {

@@ -1,5 +1,4 @@
-// Package tracingtest has a collector of traces for tests: it speaks OTLP over gRPC or HTTP, as the real ones do, and keeps
-// what it is sent.
+// Package tracingtest implements a collector of traces for tests. It receives OTLP over gRPC or HTTP and stores the spans.
 package tracingtest
 
 import (
@@ -26,22 +25,22 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Collector keeps the spans it is sent. It is safe for concurrent use.
+// Collector stores received spans. It is safe for concurrent use.
 type Collector struct {
 	collector.UnimplementedTraceServiceServer
 
-	// URL is where it takes them, as OTEL_EXPORTER_OTLP_ENDPOINT wants it.
+	// URL is its endpoint, in the format of OTEL_EXPORTER_OTLP_ENDPOINT.
 	URL string
 
 	stop func()
-	done chan struct{} // closed when it serves no more
+	done chan struct{} // closed when the collector has stopped
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the following fields
 	requests []*collector.ExportTraceServiceRequest
 	bytes    []byte
 }
 
-// Start starts a collector on a free port of this machine. The protocol is http or grpc. Close ends it.
+// Start starts a collector on a free local port. The protocol is http or grpc. Close ends it.
 func Start(protocol string) (*Collector, error) {
 	ln, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -51,7 +50,7 @@ func Start(protocol string) (*Collector, error) {
 	switch protocol {
 	case "http":
 		s := &http.Server{Handler: c, ReadHeaderTimeout: time.Minute}
-		c.stop = func() { _ = s.Close() } // what is open does not matter
+		c.stop = func() { _ = s.Close() } // open connections do not matter
 		go c.serve(s.Serve, ln)
 	case "grpc":
 		s := grpc.NewServer()
@@ -64,13 +63,13 @@ func Start(protocol string) (*Collector, error) {
 	return c, nil
 }
 
-// serve serves until Close. The sender learns of an error soon enough.
+// serve serves until Close. On error, the sender fails.
 func (c *Collector) serve(serve func(net.Listener) error, ln net.Listener) {
 	defer close(c.done)
 	_ = serve(ln)
 }
 
-// Close ends the collector. What it was sent stays.
+// Close ends the collector. The received spans remain available.
 func (c *Collector) Close() {
 	c.stop()
 	<-c.done
@@ -85,7 +84,7 @@ func (c *Collector) Export(_ context.Context, r *collector.ExportTraceServiceReq
 	return &collector.ExportTraceServiceResponse{}, err
 }
 
-// ServeHTTP takes over HTTP what Export takes over gRPC.
+// ServeHTTP implements Export over HTTP.
 func (c *Collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	request, err := read(r)
 	if err != nil || r.URL.Path != "/v1/traces" {
@@ -103,7 +102,7 @@ func (c *Collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/x-protobuf")
-	_, _ = w.Write(raw) // a client that has gone does not read it
+	_, _ = w.Write(raw) // fails only if the client is gone
 }
 
 func read(r *http.Request) (*collector.ExportTraceServiceRequest, error) {
@@ -123,14 +122,14 @@ func read(r *http.Request) (*collector.ExportTraceServiceRequest, error) {
 	return request, proto.Unmarshal(raw, request)
 }
 
-// Span is a span as tests speak of it.
+// Span is a span in the form used by tests.
 type Span struct {
 	*otlp.Span
 
-	Attributes map[string]string // their values as text
+	Attributes map[string]string // values as text
 }
 
-// Spans are the spans so far, in the order in which they began.
+// Spans returns the spans so far, by start time.
 func (c *Collector) Spans() []Span {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -148,7 +147,7 @@ func (c *Collector) Spans() []Span {
 	return all
 }
 
-// Resource are the attributes of who sent the first spans; nil before there were any.
+// Resource returns the attributes of the sender of the first spans, or nil if there are none.
 func (c *Collector) Resource() map[string]string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -160,7 +159,7 @@ func (c *Collector) Resource() map[string]string {
 	return nil
 }
 
-// Holds reports whether text is anywhere in what was sent.
+// Holds reports whether the received data contain text.
 func (c *Collector) Holds(text string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -195,8 +194,8 @@ func text(v *common.AnyValue) string {
 	}
 }
 
-// Tree prints the names of the spans, each below its parent; a parent that was not sent is printed by its number and its
-// trace's.
+// Tree prints the names of the spans, each below its parent. A parent that was not received is printed as its number and that of its
+// trace.
 func (c *Collector) Tree() string {
 	var b strings.Builder
 	spans, known := c.Spans(), map[string]bool{"": true}

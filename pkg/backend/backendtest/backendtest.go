@@ -1,11 +1,10 @@
-// Package backendtest is the suite that every backend has to pass, and thus the contract of [backend.Backend] by
-// example.
+// Package backendtest is the test suite of backends. It defines the contract of [backend.Backend] by example, and every backend must pass
+// it.
 //
-// It runs hand-made traces, the scripts of pkg/engine and random sequences of operations against a backend and, at the
-// same times of the clock, against pkg/engine with states in a map, and compares every decision. Decisions that a near
-// cache remembered are checked against the contract for them. The traces and some of the sequences are also compared with the twins in
-// enginetest. The suite controls the clock: it is set before each call, goes forward and jumps back. Separate tests
-// cover what no sequence can show: many concurrent callers, and that keys do not interfere with each other.
+// It runs hand-written traces, the scripts of pkg/engine and random sequences of operations against a backend. At the same times it
+// applies them to pkg/engine with states in a map, and compares every decision. It checks the decisions that a near cache remembers
+// against their own contract. The traces and some of the sequences are also compared with the twins in enginetest. The suite controls the
+// clock: it sets it before each call, forward and back. Separate tests cover concurrent callers and the isolation of keys.
 //
 //	func TestBackend(t *testing.T) {
 //		backendtest.Run(t, backendtest.Harness{Open: func(t testing.TB, now func() engine.Micros) backend.Backend {
@@ -13,7 +12,7 @@
 //		}})
 //	}
 //
-// Random sequences are drawn by rapid; -rapid.checks sets how many for each algorithm.
+// rapid draws the random sequences; -rapid.checks sets their number per algorithm.
 package backendtest
 
 import (
@@ -32,19 +31,19 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
 
-// Harness says how to get the backend under test, and how much to test it.
+// Harness configures the suite for a backend.
 type Harness struct {
-	// Open returns an empty backend that takes the time from now, which may be called concurrently. The suite closes
-	// it. A backend with a cap on keys must have room for 100,000.
+	// Open returns an empty backend that uses the time returned by now, and may call it concurrently. The suite closes the backend. A
+	// backend with a cap on keys must have room for 100,000.
 	Open func(t testing.TB, now func() engine.Micros) backend.Backend
 	// Calls is the maximum length of a random sequence: 100 if zero, 30 with -short.
 	Calls int
-	// Takes is how many takes many goroutines make concurrently: 20,000 if zero.
+	// Takes is the number of takes in tests with many goroutines: 20,000 if zero.
 	Takes int
 	// Brief leaves out cases of many reservations, for a backend whose store another test plays them on.
 	Brief bool
-	// FixedWindows says that the backend supports nothing but one fixed window for each descriptor, which is aligned to
-	// the clock and counts rejected hits, and that its clock does not jump back. The suite then tests nothing else.
+	// FixedWindows restricts the suite to one clock-aligned fixed window per descriptor that counts rejected hits, and to a clock that
+	// never jumps back, for backends that support nothing else.
 	FixedWindows bool
 }
 
@@ -70,13 +69,13 @@ func Run(t *testing.T, h Harness) {
 	t.Run("Isolation", func(t *testing.T) { testIsolation(t, h) })
 }
 
-// start is when the clock of every test begins: at midnight UTC, where windows of every usual length begin too.
+// start is the initial time of every test: midnight UTC, at which windows of all usual lengths begin too.
 const start = enginetest.Start
 
-// subject is a backend under test together with its clock.
+// subject is a backend under test with its clock.
 type subject struct {
 	backend backend.Backend
-	fixed   bool // it supports only fixed windows; see Harness
+	fixed   bool // supports only fixed windows; see Harness
 	clock   atomic.Int64
 	keys    atomic.Uint64
 }
@@ -94,13 +93,13 @@ func open(t testing.TB, h Harness) *subject {
 	return s
 }
 
-// key returns a new key. Like those of real counters it is a hash.
+// key returns a new key. Like that of a real counter, it is a hash.
 func (s *subject) key() backend.Key {
 	sum := sha256.Sum256(binary.BigEndian.AppendUint64(nil, s.keys.Add(1)))
 	return backend.Key(sum[:len(backend.Key{})])
 }
 
-// reporter is the part that tests and rapid's checks have in common.
+// reporter is the common part of testing.T and rapid.T.
 type reporter interface {
 	Helper()
 	Fatalf(format string, args ...any)
@@ -113,26 +112,25 @@ type player struct {
 	twins  twins // nil if twins are not used
 	now    engine.Micros
 	last   engine.Micros
-	jumped bool // now went back
+	jumped bool // the clock went back
 	rules  map[backend.Key]*rule
 
-	compared, twinned int // operations, so far
+	compared, twinned int // numbers of operations so far
 }
 
-// rule is the rule by which a key was first decided.
+// rule is the rule of a key's first operation.
 type rule struct {
 	limits  engine.Limits
 	penalty *engine.Penalty
-	changed bool // it has come with another rule since
+	changed bool // the key has since been used with another rule
 }
 
 func (s *subject) player() *player {
 	return &player{subject: s, oracle: newOracle(), twins: twins{}, now: start, rules: map[backend.Key]*rule{}}
 }
 
-// changed reports whether op's key has come with another rule before, or does so now. What one rule writes may expire
-// sooner than another one that reads it would expect: a log with a window of seconds keeps its stamps for seconds, even
-// for a rule that then asks with a window of days.
+// changed reports whether op's key has been used with another rule, now or before. A state written under one rule may expire earlier than
+// another rule expects: a log with a window of seconds keeps its stamps for seconds, even if the next rule has a window of days.
 func (p *player) changed(op *backend.Op) bool {
 	r := p.rules[op.Key]
 	if r == nil {
@@ -145,12 +143,12 @@ func (p *player) changed(op *backend.Op) bool {
 	return r.changed
 }
 
-// apply runs ops in one call at the current time, and fails the test if a decision is not the oracle's.
+// apply applies ops in one call at the current time, and fails the test if a decision differs from the oracle's.
 func (p *player) apply(t reporter, ops ...backend.Op) {
 	t.Helper()
 	p.jumped, p.last = p.jumped || p.now < p.last, p.now
 	p.clock.Store(int64(p.now))
-	for i := range ops { // so that fields that are not written show up
+	for i := range ops { // exposes fields that Apply does not set
 		ops[i].Decision, ops[i].Err = poison(), errNotDecided
 		ops[i].Origin = backend.FromStore
 	}
@@ -171,7 +169,7 @@ func (p *player) apply(t reporter, ops ...backend.Op) {
 			t.Fatalf("op %d of %d at %d µs: %s: decision (-engine's +got):\n%s", i, len(ops), p.now, describe(op), diff)
 		}
 		p.compared++
-		if p.twins == nil || op.Reserve != nil { // no twin knows of reservations
+		if p.twins == nil || op.Reserve != nil { // twins do not support reservations
 			continue
 		}
 		if diff := cmp.Diff(p.twins.apply(op, p.now), op.Decision); diff != "" {
@@ -181,9 +179,9 @@ func (p *player) apply(t reporter, ops ...backend.Op) {
 	}
 }
 
-// checkRemembered checks a rejection that a near cache remembered against want, what the store would say. The verdict
-// must be the same, and where the clock is steady when the same request would pass; what has happened to the counter since can
-// only have made its times later and what is left less.
+// checkRemembered checks a rejection remembered by a near cache against want, the backend's own decision. Both must reject and, if the
+// clock is steady, name the same time for the next attempt. Later operations on the counter can only have delayed the backend's times and
+// reduced its hits left.
 func checkRemembered(t reporter, op *backend.Op, want engine.Decision, steady bool) {
 	t.Helper()
 	got := op.Decision
@@ -205,7 +203,7 @@ func checkRemembered(t reporter, op *backend.Op, want engine.Decision, steady bo
 	}
 }
 
-// describe returns what op asks for, in words.
+// describe describes op in words.
 func describe(op *backend.Op) string {
 	penalty := "none"
 	if op.Penalty != nil {

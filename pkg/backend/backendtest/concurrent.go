@@ -16,7 +16,7 @@ import (
 // callers is the number of goroutines that call a backend concurrently.
 const callers = 32
 
-// testConcurrent has many goroutines take from one counter while the time stands still.
+// testConcurrent takes from one counter in many goroutines while the time stands still.
 func testConcurrent(t *testing.T, h Harness) {
 	s := open(t, h)
 	for _, l := range s.eachAlgorithm() {
@@ -26,7 +26,7 @@ func testConcurrent(t *testing.T, h Harness) {
 		}
 		name := l.Algorithm.String()
 		t.Run("Ladder/"+name, func(t *testing.T) { testLadder(t, s, l, h.Takes) })
-		if !l.Algorithm.Queues() { // the takes of a queue are not merged
+		if !l.Algorithm.Queues() { // takes of a queue are not merged
 			t.Run("Merged/"+name, func(t *testing.T) { testMerged(t, s, l, h.Takes) })
 		}
 	}
@@ -37,8 +37,7 @@ func testConcurrent(t *testing.T, h Harness) {
 	t.Run("List", func(t *testing.T) { testConcurrentList(t, s, h.Takes) })
 }
 
-// testLadder: exactly as many takes are admitted as the limit allows, and the number left is different for each of
-// them.
+// testLadder checks that exactly the limit is admitted, and that each admitted take has a different number of hits left.
 func testLadder(t *testing.T, s *subject, l engine.Limit, takes int) {
 	t.Helper()
 	key, limits := s.key(), engine.Limits{l}
@@ -66,12 +65,12 @@ func testLadder(t *testing.T, s *subject, l engine.Limit, takes int) {
 	}
 }
 
-// testMerged: takes of several hits, with checks and refunds on other keys in between, add up to exactly the limit.
+// testMerged checks that takes of several hits, with checks and refunds on other keys in between, admit exactly the limit.
 func testMerged(t *testing.T, s *subject, l engine.Limit, takes int) {
 	t.Helper()
 	key, other, limits := s.key(), s.key(), engine.Limits{l}
 	calls := max(takes/8, 1)
-	least := (l.Hits + uint64(calls) - 1) / uint64(calls) // at least this many each, so that together they ask for the whole limit
+	least := (l.Hits + uint64(calls) - 1) / uint64(calls) // the minimum per call with which all calls together request the whole limit
 	var sum atomic.Uint64
 	concurrently(calls, callers, func(i int) {
 		ops := []backend.Op{
@@ -90,7 +89,7 @@ func testMerged(t *testing.T, s *subject, l engine.Limit, takes int) {
 	}
 }
 
-// testTenClients: ten concurrent clients send 110 requests, in one window of 100.
+// testTenClients sends 110 requests from ten concurrent clients to a window of 100.
 func testTenClients(t *testing.T, s *subject) {
 	t.Helper()
 	key, limits := s.key(), engine.Limits{fixed(100, second)}
@@ -105,7 +104,7 @@ func testTenClients(t *testing.T, s *subject) {
 	}
 }
 
-// testConcurrentList: both limits of a list spend what was admitted, and nothing else.
+// testConcurrentList checks that both limits of a list consume exactly the admitted hits.
 func testConcurrentList(t *testing.T, s *subject, takes int) {
 	t.Helper()
 	key, limits := s.key(), listOf(sliding(700, second, 10), bucket(2000, day, 1000))
@@ -125,8 +124,7 @@ func testConcurrentList(t *testing.T, s *subject, takes int) {
 	}
 }
 
-// concurrently calls f n times from the given number of goroutines, and waits for all of them. Each call gets a different
-// number.
+// concurrently calls f n times from the given number of goroutines, with a different number each time, and waits for all calls.
 func concurrently(n, goroutines int, f func(i int)) {
 	var next atomic.Int64
 	var wg sync.WaitGroup

@@ -9,13 +9,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// testContract checks what the comments of package backend promise, sentence by sentence.
+// testContract checks each sentence of the comments of package backend.
 func testContract(t *testing.T, h Harness) {
 	s := open(t, h)
 	for _, c := range []struct {
 		name string
 		show func(*testing.T, *subject)
-		all  bool // it is of all backends
+		all  bool // applies to all backends
 	}{
 		{"NoOps", noOps, true},
 		{"OpsOfOneKeyInOrder", inOrder, true},
@@ -66,7 +66,7 @@ func inOrder(t *testing.T, s *subject) {
 	for i := range ops {
 		got[i] = ops[i].Decision.Left
 	}
-	for i, want := range []uint64{3, 3, 2, 0} { // then the rejected hit counts, as the rule says
+	for i, want := range []uint64{3, 3, 2, 0} { // for this rule, the rejected hit counts
 		is(c, "what is left", got[i], want)
 	}
 	is(c, "what is left at last", got[len(got)-1], 3)
@@ -99,12 +99,12 @@ func extra(t *testing.T, s *subject) {
 	is(c, "how many were admitted", d.Admitted, 7)
 	d = c.do(backend.Op{Take: engine.Take{Cost: 1, Count: 2, Extra: 5}})
 	is(c, "how many were admitted", d.Admitted, 3)
-	c.looks(0, "✓") // at the limit, not above it: the rejected extra hits do not count
+	c.looks(0, "✓") // exactly at the limit: the rejected extra hits do not count
 	c.takes("✗")
 	c.looks(0, "✗")
 }
 
-// extraAlone: a take may ask only for hits in advance, in which case no caller waits for an answer.
+// extraAlone checks a take of only Extra hits, without a request that waits for an answer.
 func extraAlone(t *testing.T, s *subject) {
 	for _, l := range []engine.Limit{fixed(10, minute), bucket(10, minute, 10)} {
 		c := counter(t, s, l)
@@ -123,7 +123,7 @@ func lookLeavesNothing(t *testing.T, s *subject) {
 	c.looks(3, "✗")
 	c.spend(0, "✓✓")
 	c.at(9 * time.Second)
-	is(c, "ResetAfter", c.takes("✓").ResetAfter, 10*time.Second) // the look did not begin the window
+	is(c, "ResetAfter", c.takes("✓").ResetAfter, 10*time.Second) // the check did not begin the window
 }
 
 func giveOnNothing(t *testing.T, s *subject) {
@@ -149,7 +149,7 @@ func giveNamesItsWindow(t *testing.T, s *subject) {
 	is(c, "what is left of the next window", c.looks(1, "✓").Left, 5)
 }
 
-// giveInAShorterWindow: what a longer window counts stays when all hits of a shorter one are refunded.
+// giveInAShorterWindow checks that refunding all hits of a shorter window keeps those that a longer window counts.
 func giveInAShorterWindow(t *testing.T, s *subject) {
 	short, long := engine.Limits{slidingLog(10, minute)}, engine.Limits{slidingLog(10, hour)}
 	c := counter(t, s, short...)
@@ -166,7 +166,7 @@ func giveInAShorterWindow(t *testing.T, s *subject) {
 	is(c, "what is left of the longer window", c.looks(1, "✓").Left, 7)
 }
 
-// listOf makes limits the items of a list.
+// listOf marks limits as the items of a list.
 func listOf(limits ...engine.Limit) engine.Limits {
 	for i := range limits {
 		limits[i].Listed, limits[i].CountRefused = true, false
@@ -201,7 +201,7 @@ func windowsOfBuckets(t *testing.T, s *subject) {
 	c = counter(t, s, listOf(short)...)
 	c.takes(yes(10) + no(1))
 	c.limits = listOf(long)
-	c.takes(yes(10) + no(1)) // in a list there may be two limits that differ only in it
+	c.takes(yes(10) + no(1)) // a list may contain two limits that differ only in their window
 	c.limits = listOf(short, long)
 	is(c, "the strictest", c.takes("✗").Strictest, 1)
 }
@@ -232,7 +232,7 @@ func clockJumpsBack(t *testing.T, s *subject) {
 		c.at(-24 * time.Hour)
 		d := c.takes("✗")
 		longest := time.Minute
-		if l.Precision > 0 { // this holds for every rejection by a sliding window
+		if l.Precision > 0 { // for every rejection by a sliding window
 			longest += time.Minute / time.Duration(l.Precision)
 		}
 		if d.RetryAfter > longest {
@@ -285,7 +285,7 @@ func hugeNumbers(t *testing.T, s *subject) {
 		c.spend(math.MaxUint64, "✗✗")
 		c.looks(math.MaxUint64, "✗")
 		mark := admitted
-		if l.CountRefused { // they do not fit into a count, and what does not is never refunded
+		if l.CountRefused { // they exceed a count, and excess hits are never refunded
 			mark = rejected
 		}
 		c.gives(math.MaxUint64)
@@ -295,7 +295,7 @@ func hugeNumbers(t *testing.T, s *subject) {
 	}
 }
 
-// largeLimits: a limit of more than 32 bits is exact to the last hit, whether its window has more microseconds than that or fewer.
+// largeLimits checks that limits above 32 bits are exact, for windows with more or fewer microseconds than that.
 func largeLimits(t *testing.T, s *subject) {
 	for _, hits := range numbersInMoney() {
 		for _, window := range []engine.Micros{second, 30 * day, 1 << 48} {
@@ -304,7 +304,7 @@ func largeLimits(t *testing.T, s *subject) {
 			c.spend(hits-2, "✓")
 			is(c, "what is left", c.takes("✓").Left, 2)
 			c.takes("✓")
-			c.spend(hits, "✗") // it counts, and what is refunded was never there
+			c.spend(hits, "✗") // it counts, and the refunded hits do not
 			is(c, "what is left", c.looks(0, "✗").Left, 0)
 			c.gives(hits + 1)
 			is(c, "what is left after a refund", c.looks(0, "✓").Left, 1)
@@ -315,13 +315,12 @@ func largeLimits(t *testing.T, s *subject) {
 	}
 }
 
-// numbersInMoney returns limits around 2^32, and the largest.
+// numbersInMoney returns limits around 2^32, and the largest one.
 func numbersInMoney() []uint64 {
 	return []uint64{1<<32 - 1, 1 << 32, engine.MaxLimit - 1, engine.MaxLimit}
 }
 
-// fullCount: rejected hits that count beyond 2^53 − 1 may be lost, so none of them can be refunded: that could open the
-// window.
+// fullCount checks that counts at 2^53 − 1 are not refunded: they may have lost hits, so a refund could open the window.
 func fullCount(t *testing.T, s *subject) {
 	c := counter(t, s, fixed(10, hour))
 	c.do(backend.Op{Take: engine.Take{Cost: 1 << 52, Count: 3}})
@@ -339,7 +338,7 @@ func fullCount(t *testing.T, s *subject) {
 	c.takes("✓")
 }
 
-// initialAndGiven: what is given to a bucket that starts low, and was not seen before, is there for the next take.
+// initialAndGiven checks that hits refunded to a new bucket that starts low are available to the next take.
 func initialAndGiven(t *testing.T, s *subject) {
 	l := bucket(10, second, 10)
 	l.Initial = 0
@@ -360,7 +359,7 @@ func initialWrittenForNothing(t *testing.T, s *subject) {
 	c := counter(t, s, l)
 	c.looks(1, "✗")
 	c.at(5 * time.Second)
-	c.spend(0, "✗") // a request that only checks starts the bucket, and a backend.Peek does not
+	c.spend(0, "✗") // a take of cost 0 starts the bucket; backend.Peek does not
 	c.at(10 * time.Second)
 	c.takes(yes(5) + no(1))
 }
@@ -374,8 +373,8 @@ func (s *subject) hugeLimits() []engine.Limit {
 	return all
 }
 
-// eachAlgorithm returns a limit of ten hits for each algorithm that the backend keeps, none of which counts rejected
-// hits unless it has to.
+// eachAlgorithm returns a limit of ten hits for each algorithm that the backend supports. Rejected hits count only if the backend
+// requires it.
 func (s *subject) eachAlgorithm() []engine.Limit {
 	f := fixed(10, minute)
 	if s.fixed {

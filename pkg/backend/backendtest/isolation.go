@@ -7,10 +7,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// testIsolation: hits on one key never change another. The 450 keys include all that differ in one bit, and those that
-// consist of one repeated byte, so that a store that truncates, folds or joins keys would confuse two of them. All
-// pairs are tested at once, because the number of hits is different for each key. Each key has two counters and a
-// penalty, if the backend supports these.
+// testIsolation checks that hits on one key never change another. The 450 keys include all that differ in one bit and all that repeat one
+// byte, so a store that truncates, folds or joins keys would confuse two of them. Each key gets a different number of hits, so all pairs
+// are tested together. Each key has two counters and a penalty, if the backend supports these.
 func testIsolation(t *testing.T, h Harness) {
 	s := open(t, h)
 	p := s.player()

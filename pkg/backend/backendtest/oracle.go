@@ -9,7 +9,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
 
-// oracle is the simplest possible backend: states in a map, kept forever, without locks or a cap.
+// oracle is the simplest possible backend: a map of states, which never expire, without locks or a cap.
 type oracle struct {
 	states map[cell]*engine.State
 }
@@ -30,7 +30,7 @@ func (o *oracle) state(key backend.Key, slot engine.Slot) *engine.State {
 	return o.states[c]
 }
 
-// apply returns the decision that op must get at now.
+// apply returns the correct decision on op at now.
 func (o *oracle) apply(op *backend.Op, now engine.Micros) engine.Decision {
 	states := make([]*engine.State, len(op.Limits))
 	for i, l := range op.Limits {
@@ -56,7 +56,7 @@ func (o *oracle) apply(op *backend.Op, now engine.Micros) engine.Decision {
 	return poison()
 }
 
-// remembered returns the answer that the backend behind the near cache would have given to op. Nothing is spent or written.
+// remembered returns the decision on op of the backend behind a near cache. It changes no state.
 func (o *oracle) remembered(op *backend.Op, now engine.Micros) engine.Decision {
 	look, copies := *op, newOracle()
 	look.Mode = backend.Peek
@@ -65,7 +65,7 @@ func (o *oracle) remembered(op *backend.Op, now engine.Micros) engine.Decision {
 		slots = append(slots, l.Slot())
 	}
 	for _, slot := range slots {
-		*copies.state(op.Key, slot) = *o.state(op.Key, slot) // a copy that only this look uses
+		*copies.state(op.Key, slot) = *o.state(op.Key, slot) // a copy for this check
 	}
 	return copies.apply(&look, now)
 }
@@ -101,8 +101,8 @@ func reserving(op *backend.Op, open *engine.State, states []*engine.State, now e
 	return poison()
 }
 
-// lastExpiry returns the latest time, up to now, from which a store was free to drop a state. If the clock jumps back
-// to before it the state may or may not still be there, so there is no single right answer.
+// lastExpiry returns the latest time, up to now, from which a store could have dropped a state. If the clock jumps back before that time,
+// the state may or may not exist, so no single decision is correct.
 func (o *oracle) lastExpiry(now engine.Micros) engine.Micros {
 	last := engine.Micros(0)
 	for _, s := range o.states {
@@ -113,7 +113,7 @@ func (o *oracle) lastExpiry(now engine.Micros) engine.Micros {
 	return last
 }
 
-// twins are the slow models of enginetest, one for each key.
+// twins contains the slow models of enginetest, by key.
 type twins map[backend.Key]*enginetest.Model
 
 func (m twins) apply(op *backend.Op, now engine.Micros) engine.Decision {
@@ -135,7 +135,7 @@ func (m twins) apply(op *backend.Op, now engine.Micros) engine.Decision {
 	return poison()
 }
 
-// poison is a decision that no engine makes.
+// poison returns a decision that no engine returns.
 func poison() engine.Decision {
 	return engine.Decision{Admitted: math.MaxUint64, Left: math.MaxUint64, Strictest: -1}
 }

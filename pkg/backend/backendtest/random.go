@@ -10,9 +10,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
 
-// testRandom runs random sequences: for each algorithm, for lists of any of them, and for all of these behind
-// penalties. Within a sequence the rule changes, as it does when files are reloaded, and the clock goes forward and
-// jumps back.
+// testRandom runs random sequences: for each algorithm, for lists of any of them, and for all of these behind penalties. Within a
+// sequence, rules change as in a reload, and the clock moves forward and back.
 func testRandom(t *testing.T, h Harness) {
 	s := open(t, h)
 	t.Run("money", func(t *testing.T) { checkRandom(t, s, h, rulesInMoney) })
@@ -32,18 +31,18 @@ func checkRandom(t *testing.T, s *subject, h Harness, draw func(*rapid.T) rules)
 	var sequences, ops, twinnedOps int
 	rapid.Check(t, func(t *rapid.T) {
 		g := &sequence{player: s.player(), rules: draw(t), keys: []backend.Key{s.key(), s.key(), s.key()}}
-		if rapid.IntRange(0, 2).Draw(t, "one rule") == 0 { // so that what a near cache remembers is used
+		if rapid.IntRange(0, 2).Draw(t, "one rule") == 0 { // so that remembered rejections are used
 			g.limits, g.penalties = g.limits[:1], g.penalties[:1]
 		}
 		twinned := 0
-		if g.reserves == nil && rapid.IntRange(0, 4).Draw(t, "with the twin") == 0 { // which is slow, and knows of no reservations
+		if g.reserves == nil && rapid.IntRange(0, 4).Draw(t, "with the twin") == 0 { // twins are slow, and do not support reservations
 			twinned = 20
 		}
 		for i := range h.Calls {
 			if i == twinned {
 				g.twins = nil
 			}
-			if rapid.IntRange(0, 9).Draw(t, "go on") > 0 { // otherwise rapid has shrunk the call away
+			if rapid.IntRange(0, 9).Draw(t, "go on") > 0 { // if false, rapid has shrunk the call away
 				g.turn(t)
 			}
 		}
@@ -52,11 +51,11 @@ func checkRandom(t *testing.T, s *subject, h Harness, draw func(*rapid.T) rules)
 	t.Logf("%d sequences, %d operations compared with the engine, %d of them with the twin", sequences, ops, twinnedOps)
 }
 
-// rules are the rules from which a sequence chooses at each call.
+// rules contains the rules from which a sequence draws at each call.
 type rules struct {
 	limits    []engine.Limits
 	penalties []*engine.Penalty
-	reserves  []*engine.Reserve // nil without
+	reserves  []*engine.Reserve // nil without reservations
 }
 
 // rulesOf draws rules with one limit of the given algorithm each, and one rule with a limit of any algorithm.
@@ -76,7 +75,7 @@ func rulesOf(a engine.Algorithm) func(*rapid.T) rules {
 	}
 }
 
-// rulesOfTheClock draws rules with one fixed window that is aligned to the clock and counts rejected hits.
+// rulesOfTheClock draws rules with one clock-aligned fixed window that counts rejected hits.
 func rulesOfTheClock(t *rapid.T) rules {
 	r := rules{penalties: []*engine.Penalty{nil}}
 	for _, name := range []string{"limit", "changed", "another"} {
@@ -87,7 +86,7 @@ func rulesOfTheClock(t *rapid.T) rules {
 	return r
 }
 
-// rulesInMoney draws rules with a large number each, for counters that memcached has too.
+// rulesInMoney draws rules with a large number each, for counters that memcached also supports.
 func rulesInMoney(t *rapid.T) rules {
 	r := rulesOfTheClock(t)
 	for i := range r.limits {
@@ -96,7 +95,7 @@ func rulesInMoney(t *rapid.T) rules {
 	return r
 }
 
-// rulesOfAny draws rules with one limit or several. One rule is a changed version of another.
+// rulesOfAny draws rules with one or several limits. One rule is a changed version of another.
 func rulesOfAny(t *rapid.T) rules {
 	l := enginetest.Limits().Draw(t, "limits")
 	changed := make(engine.Limits, len(l))
@@ -110,7 +109,7 @@ func rulesOfAny(t *rapid.T) rules {
 	}
 }
 
-// rulesWithPenalties draws rules that have a penalty most of the time.
+// rulesWithPenalties draws rules, most of them with a penalty.
 func rulesWithPenalties(t *rapid.T) rules {
 	r := rulesOfAny(t)
 	p, q := enginetest.Penalty().Draw(t, "penalty"), enginetest.Penalty().Draw(t, "another")
@@ -118,12 +117,12 @@ func rulesWithPenalties(t *rapid.T) rules {
 	return r
 }
 
-// sequence is a random sequence while it runs.
+// sequence is a running random sequence.
 type sequence struct {
 	*player
 	rules
 	keys    []backend.Key
-	windows []int64 // the windows of the decisions so far
+	windows []int64 // windows of the decisions so far
 }
 
 // turn moves the clock and makes one call, mostly with one op.
@@ -143,8 +142,8 @@ func (g *sequence) turn(t *rapid.T) {
 	}
 }
 
-// move moves the clock forward, by at most 50 years in all, or back, but never to a time at which a state that the
-// store was free to drop would be alive again.
+// move moves the clock forward, by at most 50 years in total, or back, but not to a time before the expiry of a state that the store may
+// have dropped.
 func (g *sequence) move(by engine.Micros) {
 	to := g.now + by
 	if by < 0 && g.fixed {
@@ -158,7 +157,7 @@ func (g *sequence) move(by engine.Micros) {
 	}
 }
 
-// modes returns the modes to draw from, of which takes are the most frequent.
+// modes returns the modes to draw from; takes are the most frequent.
 func modes() []backend.Mode {
 	return []backend.Mode{
 		backend.Take, backend.Take, backend.Take, backend.Take, backend.Peek, backend.Peek, backend.Refund, backend.Reset, backend.ForceReset,
@@ -192,7 +191,7 @@ func (g *sequence) draw(t *rapid.T) backend.Op {
 	return op
 }
 
-// window draws the window to which hits are refunded: the current one, one in which hits were spent, or any other.
+// window draws the window of a refund: the current one, one in which hits were consumed, or any other.
 func (g *sequence) window(t *rapid.T) int64 {
 	told := g.windows[max(0, len(g.windows)-8):]
 	return rapid.SampledFrom(append([]int64{0, 0, int64(g.now), int64(g.now + day)}, told...)).Draw(t, "window")
@@ -208,7 +207,7 @@ func merges(op *backend.Op) bool {
 	return op.Penalty == nil && op.Take.Owner == ""
 }
 
-// leases reports whether a take may ask for hits in advance.
+// leases reports whether a take may request hits in advance.
 func leases(op *backend.Op) bool {
 	return op.Mode == backend.Take && op.Penalty == nil && len(op.Limits) == 1 && op.Limits[0].Unleased() == ""
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
 
-// testReservations: hits that are reserved first and settled later, one counter at a time and in random sequences.
+// testReservations checks reservations and settlements, on single counters and in random sequences.
 func testReservations(t *testing.T, h Harness) {
 	s := open(t, h)
 	cases := map[string]func(*testing.T, *subject){
@@ -62,7 +62,7 @@ func calendarDay(t *testing.T) engine.Limit {
 	return l
 }
 
-// rulesReserving draws rules of an algorithm that take reservations, mostly.
+// rulesReserving draws rules of an algorithm, most of them with reservations.
 func rulesReserving(a engine.Algorithm, repeats bool) func(*rapid.T) rules {
 	limit := func(a engine.Algorithm) *rapid.Generator[engine.Limit] {
 		return enginetest.LimitOf(a).Filter(func(l engine.Limit) bool { return l.Unreserved() == "" })
@@ -83,7 +83,7 @@ func rulesReserving(a engine.Algorithm, repeats bool) func(*rapid.T) rules {
 	}
 }
 
-// reserve makes op one beside reservations.
+// reserve makes op part of the use of reservations.
 func (g *sequence) reserve(t *rapid.T, op *backend.Op) {
 	op.Reserve = rapid.SampledFrom(g.reserves).Draw(t, "reserve")
 	if op.Reserve == nil {
@@ -105,13 +105,13 @@ func (g *sequence) reserve(t *rapid.T, op *backend.Op) {
 	}
 }
 
-// idOf returns the n-th name of a reservation.
+// idOf returns the n-th ID of a reservation.
 func idOf(n int) (id engine.ReservationID) {
 	binary.BigEndian.PutUint64(id[4:], uint64(n))
 	return id
 }
 
-// reserves starts a trace of a counter that takes reservations.
+// reserves starts a trace of a counter with reservations.
 func reserves(t *testing.T, s *subject, r engine.Reserve, l engine.Limit) *trace {
 	t.Helper()
 	c := counter(t, s, l)
@@ -119,7 +119,7 @@ func reserves(t *testing.T, s *subject, r engine.Reserve, l engine.Limit) *trace
 	return c
 }
 
-// books reserves hits under the n-th name, and expects the mark.
+// books reserves hits under the n-th ID, and expects the mark.
 func (c *trace) books(n int, hits uint64, mark string) engine.Decision {
 	c.Helper()
 	d := c.do(backend.Op{Take: engine.Take{Cost: hits, Count: 1, Reservation: idOf(n)}})
@@ -152,7 +152,7 @@ func settledOnce(t *testing.T, s *subject) {
 		is(c, "the difference", d.Difference, -35)
 		is(c, "what is reserved", d.Reserved, 40)
 		c.left(35)
-		for _, n := range []int{1, 2, 7} { // once more; one that was rejected; one of another counter
+		for _, n := range []int{1, 2, 7} { // settled before; rejected; of another counter
 			d = c.settles(n, 0)
 			is(c, "the outcome", d.Reservation, engine.ReservationUnknown)
 			is(c, "the difference", d.Difference, 0)
@@ -174,7 +174,7 @@ func settledAfterTheEdge(t *testing.T, s *subject) {
 	d := c.settles(1, 10)
 	is(c, "what is refunded", d.Difference, -50)
 	is(c, "the window that it belongs to", d.Window, int64(start))
-	c.left(99) // which this window never spent
+	c.left(99) // the refund does not affect this window
 	is(c, "what is charged", c.settles(2, 35).Difference, 5)
 	c.left(94)
 }
@@ -221,10 +221,10 @@ func expiredAndReturned(t *testing.T, s *subject) {
 	c.books(2, 60, admitted)
 	c.at(65 * time.Minute)
 	c.takes("✓")
-	c.left(99) // the window that it was spent in is over
+	c.left(99) // the window of the hits has ended
 }
 
-// bucketHolds: what is reserved does not come back before it is settled, or it would come back twice.
+// bucketHolds checks that reserved hits do not come back before the settlement, because they would come back twice.
 func bucketHolds(t *testing.T, s *subject) {
 	c := reserves(t, s, engine.Reserve{TTL: 60 * minute}, bucket(100, 100*second, 100))
 	c.books(1, 60, admitted)
@@ -235,7 +235,7 @@ func bucketHolds(t *testing.T, s *subject) {
 	c.left(60)
 }
 
-// bucketHasHeld: what is not settled comes back from when the reservation has expired, whenever the next call comes.
+// bucketHasHeld checks that unsettled hits come back from the reservation's expiry on, whenever the next call arrives.
 func bucketHasHeld(t *testing.T, s *subject) {
 	c := reserves(t, s, engine.Reserve{TTL: 10 * minute}, bucket(100, 100*second, 100))
 	c.books(1, 60, admitted)
@@ -269,8 +269,8 @@ func settledAfterItsCell(t *testing.T, s *subject) {
 	c.left(60)
 }
 
-// settledInItsCell: what is refunded leaves the sub-window in which it was reserved, be it the first, one in between or the
-// last, and not the oldest.
+// settledInItsCell checks that a refund removes hits from the sub-window of their reservation, whether that is the first, the last or one
+// in between, and not from the oldest.
 func settledInItsCell(t *testing.T, s *subject) {
 	for n, lefts := range [][]uint64{{41, 44, 67, 100}, {51, 64, 67, 100}, {61, 74, 97, 100}} {
 		c := reserves(t, s, engine.Reserve{TTL: 600 * minute}, sliding(100, hour, 6))
@@ -313,13 +313,13 @@ func manyExpire(t *testing.T, s *subject) {
 		c.books(n+1, 2, admitted)
 	}
 	c.at(time.Minute)
-	is(c, "how many have expired", c.settles(50, 9).Expired, 20) // and the 50th, although it was not among them
+	is(c, "how many have expired", c.settles(50, 9).Expired, 20) // including the 50th, which was not among them
 	c.left(1000 - 2*9)
 	c.left(1000)
 }
 
-// call is one of a request: a take of an estimate of 40, or a settlement if it has hits; its expected outcome, the hits charged or, if
-// negative, refunded, and how many hits are left afterwards.
+// call is one call of a request: a take of an estimate of 40, or a settlement if it has hits. It also contains the expected outcome, the
+// hits charged or, if negative, refunded, and the hits left afterwards.
 type call struct {
 	hits       uint64
 	outcome    engine.ReservationOutcome
@@ -327,7 +327,7 @@ type call struct {
 	left       uint64
 }
 
-// repeatedNames plays the calls of one request, whose name comes again and again, against a limit of 100.
+// repeatedNames makes the calls of a request whose ID repeats, with a limit of 100.
 func repeatedNames(t *testing.T, s *subject) {
 	const ask, ttl = 0, 10 * minute
 	const (
@@ -337,7 +337,7 @@ func repeatedNames(t *testing.T, s *subject) {
 	)
 	for _, x := range []struct {
 		name          string
-		before, after []call // the TTL
+		before, after []call // before and after the TTL
 		back          bool   // on_expiry: return
 	}{
 		{"settled", []call{{ask, open, 0, 60}, {30, settled, -10, 70}}, nil, false},
@@ -366,7 +366,7 @@ func repeatedNames(t *testing.T, s *subject) {
 				c.calls(x.before)
 				c.after(10 * time.Minute)
 				c.calls(x.after)
-				c.after(10 * time.Minute) // then all is forgotten
+				c.after(10 * time.Minute) // the names are forgotten by then
 				c.gives(1000)
 				c.calls([]call{{ask, open, 0, 60}, {40, settled, 0, 60}})
 			}
@@ -374,7 +374,7 @@ func repeatedNames(t *testing.T, s *subject) {
 	}
 }
 
-// calls makes calls of a request, each with a look before that must see what a take would.
+// calls makes the calls of a request, each after a check that must return the same as the take.
 func (c *trace) calls(all []call) {
 	c.Helper()
 	for i, x := range all {
@@ -394,7 +394,7 @@ func (c *trace) calls(all []call) {
 	}
 }
 
-// manyEnded: so many ended reservations are remembered, and then the oldest are forgotten.
+// manyEnded checks that MaxEnded ended reservations are remembered, and that the oldest are then forgotten.
 func manyEnded(t *testing.T, s *subject) {
 	c := reserves(t, s, engine.Reserve{TTL: 60 * minute, Repeats: true}, fixed(1_000_000, day))
 	for n := range engine.MaxEnded {
@@ -410,7 +410,7 @@ func manyEnded(t *testing.T, s *subject) {
 	is(c, "another", c.settles(engine.MaxEnded, 1).Reservation, engine.ReservationUnknown)
 }
 
-// refusedRecord: a request for which there is no room pays once.
+// refusedRecord checks that a request is charged once if there is no room for its record.
 func refusedRecord(t *testing.T, s *subject) {
 	c := reserves(t, s, engine.Reserve{TTL: 600 * minute, Repeats: true}, fixed(1_000_000, day))
 	ops := make([]backend.Op, 100)
@@ -436,20 +436,20 @@ func resetWithReservations(t *testing.T, s *subject) {
 	c.left(97)
 }
 
-// dayOfTraffic: over a day and its edges, what is spent is the true cost exactly. The windows' own counts are compared
-// with the books just before each ends; what is refunded to a window that is over is in the books alone.
+// dayOfTraffic checks that exactly the true cost is consumed over a day and its boundaries. It compares the count of each window just
+// before its end with the books. A refund to a past window appears only in the books.
 func dayOfTraffic(t *testing.T, s *subject, l engine.Limit) {
 	type stream struct {
 		n                  int
 		ends               engine.Micros
-		began              int64 // the window
+		began              int64 // start of the window
 		estimate, trueCost uint64
 	}
 	c := reserves(t, s, engine.Reserve{TTL: 20 * minute}, l)
 	c.p.twins = nil
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // traffic that is the same each time
 	var open []stream
-	books := map[int64]int64{} // what was spent, by the start of its window
+	books := map[int64]int64{} // hits consumed, by start of the window
 	var trueCost int64
 	crossed, rejections := 0, 0
 	move := func(now engine.Micros) {

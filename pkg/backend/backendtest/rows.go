@@ -13,7 +13,7 @@ func testTraces(t *testing.T, h Harness) {
 	for _, row := range []struct {
 		name string
 		play func(*testing.T, *subject)
-		all  bool // it is of all backends
+		all  bool // applies to all backends
 	}{
 		{"Row01_CounterPerWindow", row01, true},
 		{"Row02_LateBurst", row02, true},
@@ -54,7 +54,7 @@ const (
 	day                  = 24 * hour
 )
 
-// fixed returns a fixed window as rules without further options make it.
+// fixed returns a fixed window with default options.
 func fixed(hits uint64, window engine.Micros) engine.Limit {
 	return engine.Limit{Algorithm: engine.FixedWindow, Hits: hits, Window: window, CountRefused: true}
 }

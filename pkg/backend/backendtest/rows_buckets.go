@@ -96,7 +96,7 @@ func row14(t *testing.T, s *subject) {
 	is(c, "RetryAfter", d.RetryAfter, 2*time.Second)
 	is(c, "ResetAfter", d.ResetAfter, 32*time.Second)
 
-	c = counter(t, s, bucket(30, minute, 15)) // as printed in the article, which counts the capacity itself
+	c = counter(t, s, bucket(30, minute, 15)) // the values in the article, which counts the capacity itself
 	is(c, "what was left before", c.takes("✓").Left, 15)
 	c.takes(yes(14))
 	d = c.takes("✗")
@@ -113,7 +113,7 @@ func row21(t *testing.T, s *subject) {
 	c.looks(0, "✓")
 	c.spend(300, "✗")
 	c.looks(0, "✗")
-	c.at(201*3600*time.Millisecond - time.Microsecond) // overdrawn by 200, and 1 is asked for; one comes every 3.6 s
+	c.at(201*3600*time.Millisecond - time.Microsecond) // the balance is −200, and the cost 1; a token arrives every 3.6 s
 	c.looks(0, "✗")
 	c.after(time.Microsecond)
 	c.looks(0, "✓")

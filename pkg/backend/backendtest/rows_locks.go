@@ -57,7 +57,7 @@ func row25(t *testing.T, s *subject) {
 	c.every(time.Second, "✓✓")
 	c.gives(1000)
 	c.every(time.Second, "✓✓✓")
-	c.gives(1000) // a success does not end the penalty
+	c.gives(1000) // success does not end the penalty
 	last := 4 * time.Second
 	c.at(last + 300*time.Second - time.Microsecond)
 	c.takes("✗")

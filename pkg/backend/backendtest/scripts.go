@@ -10,8 +10,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
 
-// testScripts runs the scripts of pkg/engine, whose answers are the engine's. What a backend that keeps only fixed windows
-// cannot play is left out, counter by counter.
+// testScripts runs the scripts of pkg/engine, which contain the engine's decisions. For a backend that supports only fixed windows, it
+// skips the other counters.
 func testScripts(t *testing.T, h Harness) {
 	s := open(t, h)
 	module := "."
@@ -45,7 +45,7 @@ func testScripts(t *testing.T, h Harness) {
 	}
 }
 
-// play makes a script's call.
+// play makes the call of a script.
 func (c *trace) play(call enginetest.Call) engine.Decision {
 	c.Helper()
 	op := backend.Op{Take: call.Take}

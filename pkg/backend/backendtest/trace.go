@@ -15,8 +15,8 @@ const (
 	rejected = "✗"
 )
 
-// trace runs a hand-made sequence against one counter. Its methods fail the test if the backend's answer differs from
-// the expected one, or from the oracle's.
+// trace runs a hand-written sequence against one counter. Its methods fail the test if the backend's decision differs from the expected
+// one or from the oracle's.
 type trace struct {
 	*testing.T
 	p       *player
@@ -38,7 +38,7 @@ func counter(t *testing.T, s *subject, limits ...engine.Limit) *trace {
 	return &trace{T: t, p: s.player(), key: s.key(), limits: limits}
 }
 
-// at sets the time, counted from the start of the trace.
+// at sets the time since the start of the trace.
 func (c *trace) at(d time.Duration) { c.p.now = start + engine.Micros(d.Microseconds()) }
 
 // after moves the clock forward.
@@ -56,8 +56,8 @@ func (c *trace) spend(cost uint64, marks string) engine.Decision {
 	return c.spaced(0, cost, marks)
 }
 
-// every makes a take of cost 1 for each mark, the first at the current time and each of the others one step later.
-// Spaces in marks are ignored. Afterwards the time is one step after the last take.
+// every makes a take of cost 1 for each mark, the first at the current time and each other one step later. It ignores spaces in marks.
+// Afterwards the time is one step after the last take.
 func (c *trace) every(step time.Duration, marks string) {
 	c.Helper()
 	c.spaced(step, 1, marks)
@@ -97,7 +97,7 @@ func (c *trace) gives(hits uint64) {
 	c.do(backend.Op{Mode: backend.Refund, Take: engine.Take{Cost: hits, Count: 1, Owner: c.owner}})
 }
 
-// resets resets the counter; if force is true, also while a penalty runs.
+// resets resets the counter. If force is true, it does so even during a penalty.
 func (c *trace) resets(force bool) engine.Decision {
 	c.Helper()
 	if force {
@@ -115,7 +115,7 @@ func (c *trace) do(op backend.Op) engine.Decision {
 	return ops[0].Decision
 }
 
-// is fails the test unless a value is what it should be.
+// is fails the test unless got equals want.
 func is[T comparable](c *trace, what string, got, want T) {
 	c.Helper()
 	if got != want {

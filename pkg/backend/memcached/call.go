@@ -26,9 +26,9 @@ type call struct {
 type share struct {
 	server *server
 	items  []*item
-	budget time.Duration // of the caller
-	done   chan struct{} // closed when all items are decided
-	left   atomic.Bool   // the caller has given up at its deadline
+	budget time.Duration // the caller's
+	done   chan struct{} // closed when all items have results
+	left   atomic.Bool   // the caller gave up at its deadline
 }
 
 // plan turns ops into items and assigns them to shares.
@@ -47,7 +47,8 @@ func (c *call) plan() {
 	}
 }
 
-// shareOf returns the share for it: the one with its key, else for a check the one with checks of that server, else a new one.
+// shareOf returns the share for an item: the one with its key; otherwise, for a check, the one with checks of that server; otherwise a
+// new one.
 func (c *call) shareOf(it *item, s *server) *share {
 	var peeks *share
 	for _, sh := range c.shares {
@@ -66,7 +67,7 @@ func (c *call) shareOf(it *item, s *server) *share {
 	return sh
 }
 
-// send starts the exchanges. A share that gets no slot in time fails, and sends nothing.
+// send starts the exchanges. A share without a slot in time fails and sends nothing.
 func (c *call) send(ctx context.Context) {
 	waiting := make(map[*server]int)
 	for _, sh := range c.shares {
@@ -133,8 +134,8 @@ func (sh *share) run(report func(*remote.Error)) {
 	s.backend.config.Observer.Batch(b)
 }
 
-// exchange executes the items until the server fails. It returns an error of the server if there is one, else any error of an
-// item, or nil.
+// exchange executes the items until the server fails. It returns the server's error if there is one, otherwise the error of any item, or
+// nil.
 func (sh *share) exchange(begun time.Time) (worst *remote.Error) {
 	s, n := sh.server, 1
 	if !slices.ContainsFunc(sh.items, func(it *item) bool { return !it.peeks() }) {
@@ -152,7 +153,7 @@ func (sh *share) exchange(begun time.Time) (worst *remote.Error) {
 	return worst
 }
 
-// fail fails items.
+// fail sets the error of items.
 func fail(items []*item, e *remote.Error) {
 	for _, it := range items {
 		it.err = e

@@ -74,10 +74,10 @@ func (s *server) peek(items []*item) error {
 	for _, it := range items {
 		text := "0"
 		if stored := got[it.key]; stored != nil {
-			text = strings.TrimRight(string(stored.Value), " ") // decr pads a shorter number with blanks
+			text = strings.TrimRight(string(stored.Value), " ") // decr pads a shorter number with spaces
 		}
 		if count, err := strconv.ParseUint(text, 10, 64); err != nil {
-			it.err = classify(s.name, errNumber) // of this counter only
+			it.err = classify(s.name, errNumber) // affects only this counter
 		} else {
 			it.decideAt(count)
 		}
@@ -92,8 +92,8 @@ const attempts = 8
 
 var errRestless = errors.New("the counter keeps appearing and disappearing")
 
-// take adds the hits of it and decides by the previous count. memcached executes one command at a time, so concurrent takes
-// see different counts. If the counter does not exist, take adds it, unless another process has done so in the meantime.
+// take adds the item's hits and decides by the previous count. memcached executes one command at a time, so concurrent takes see
+// different counts. If the counter does not exist, take creates it, unless another process has created it in the meantime.
 func (s *server) take(it *item) error {
 	for range attempts {
 		after, err := s.client.Increment(it.key, it.hits)
@@ -138,7 +138,7 @@ func (it *item) stored(count uint64) *memcache.Item {
 // the decision stands, and the counter rejects too early.
 func (s *server) decide(it *item, after uint64) {
 	undo := it.decideTake(after - it.hits)
-	if after < it.hits { // a counter of another program has wrapped around at 64 bits
+	if after < it.hits { // a counter of another program wrapped around at 64 bits
 		_ = s.client.Set(it.stored(engine.MaxHits)) // errors: see above
 	} else if undo > 0 {
 		_, _ = s.client.Decrement(it.key, undo) // errors: see above

@@ -21,17 +21,16 @@ const (
 	// OurKeys are prefix + "rl:{" + hash + "}f" + length of the window + ":" + its start, both in µs. No two counters
 	// share a key.
 	OurKeys KeyFormat = iota
-	// ReferenceKeys are those of envoyproxy/ratelimit, so that both can count on the same servers. Descriptors that it
-	// cannot tell apart share a counter, and so do windows of different lengths that start at the same time. Windows must
-	// be whole seconds.
+	// ReferenceKeys are those of envoyproxy/ratelimit, which can then share the counters. Descriptors with the same name there share a
+	// counter, and so do windows of different lengths that start at the same time. Windows must be whole seconds.
 	ReferenceKeys
 )
 
 // DefaultMaxConns is the default of [Config.MaxConns].
 const DefaultMaxConns = 64
 
-// Config configures a [Backend]. Servers is required. The zero value of every other field works, and a number or duration
-// of a connection that is not positive means its default.
+// Config configures a [Backend]. Servers is required. The zero value of every other field is valid. A number or duration of a connection
+// that is not positive means its default.
 type Config struct {
 	// Servers are host:port or paths of sockets, which contain a slash. The CRC-32 of a key modulo the number of servers
 	// is the index of its server, as in the reference, so the order matters. A server listed twice gets twice as many
@@ -50,11 +49,10 @@ type Config struct {
 	MaxIdleConns int
 	// MaxConns is the maximum number of connections to a server. The default is 64. Further calls wait for one.
 	MaxConns int
-	// OpTimeout limits how long a caller waits, whatever its deadline, and how long a command may take, though that is
-	// never less than 50 ms. If zero, a caller waits until 2 ms before its deadline, or 250 ms without one, and a command
-	// may take 250 ms.
+	// OpTimeout limits the wait of a caller, regardless of its deadline, and the duration of a command, which may always take 50 ms. If
+	// zero, a caller waits until 2 ms before its deadline, or 250 ms without one, and a command may take 250 ms.
 	OpTimeout time.Duration
-	// DialTimeout limits how long opening a connection may take. The default is 250 ms.
+	// DialTimeout limits the time to open a connection. The default is 250 ms.
 	DialTimeout time.Duration
 	// Observer is notified of events. Each exchange with a server is a batch.
 	Observer remote.Observer

@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// TestCountsBeyondAnyLimit: counters can exceed an int32, saturate at their maximum, and then reject.
+// TestCountsBeyondAnyLimit checks that counters exceed an int32, saturate at their maximum, and then reject.
 func TestCountsBeyondAnyLimit(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
@@ -41,8 +41,7 @@ func TestCountsBeyondAnyLimit(t *testing.T) {
 	}
 }
 
-// TestGivingBack: when memcached decrements, it pads numbers that have fewer digits than before with blanks, stops at
-// zero, and creates nothing.
+// TestGivingBack: memcached's decr pads numbers that lose digits with spaces, stops at zero, and creates nothing.
 func TestGivingBack(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
@@ -71,14 +70,14 @@ func TestGivingBack(t *testing.T) {
 	}
 }
 
-// TestForeignValue: a counter that is not a number fails its own op and no other, whatever the op.
+// TestForeignValue checks that a counter that is not a number fails only its own op, in any mode.
 func TestForeignValue(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
 	b := run(t, Config{Servers: []string{s.Addr()}, KeyFormat: ReferenceKeys, OpTimeout: slow, Now: at(7200)}, true)
 	s.Say("set bad_7200 0 0 8\nill will")
 	for _, mode := range []backend.Mode{backend.Take, backend.Peek, backend.Refund} {
-		for range 12 { // were each a fault of the server, its breaker would open
+		for range 12 { // if these were server failures, the breaker would open
 			var ops []backend.Op
 			for _, name := range []string{"a", "bad", "b", "c", "d", "e", "f", "g"} {
 				op := opOn(name)
@@ -95,8 +94,8 @@ func TestForeignValue(t *testing.T) {
 	}
 }
 
-// TestLeases: hits wanted in advance are granted as far as there are any, even to many concurrent callers, and only
-// what was granted is counted.
+// TestLeases checks that hits requested in advance are granted as far as available, even to many concurrent callers, and that only
+// granted hits are counted.
 func TestLeases(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)

@@ -11,7 +11,7 @@ import (
 // store is the prefix of error texts.
 const store remote.Store = "memcached"
 
-// Errors of ops that are not sent, whatever the state of the servers.
+// Errors of ops that are never sent, regardless of the servers' state.
 var (
 	errFixedOnly = store.Unsent(remote.Other, "", "memcached keeps one fixed_window per descriptor, which begins with the clock and "+
 		"counts rejected hits; other algorithms, rate_limits and penalties need Redis")
@@ -51,5 +51,5 @@ func classify(node string, err error) *remote.Error {
 	return e
 }
 
-// trips reports whether e is a failure of the server, and not of one operation.
+// trips reports whether e is a failure of the server rather than of one operation.
 func trips(e *remote.Error) bool { return e.Class != remote.Other }

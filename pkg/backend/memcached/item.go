@@ -10,10 +10,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// item is an operation in progress and its result. It has copies of its inputs, because the caller may return before the item is
+// item is an operation in progress and its result. It holds copies of its inputs, because the caller may return before the item is
 // decided.
 type item struct {
-	at     int // the index of its op
+	at     int // index of its op
 	mode   backend.Mode
 	take   engine.Take
 	limit  [1]engine.Limit
@@ -64,8 +64,8 @@ func (b *Backend) newItem(at int, op *backend.Op, now engine.Micros) *item {
 // peeks reports whether it only reads the counter.
 func (it *item) peeks() bool { return it.hits == 0 && !it.mode.Resets() }
 
-// mostRefunded limits the hits of a refund. A counter at its maximum may have lost hits, so the refund adds its hits again. In
-// between, the counter is still above every limit.
+// mostRefunded limits the hits of a refund. A counter at its maximum may have lost hits, so the refund is undone. In between, the counter
+// still exceeds every limit.
 const mostRefunded = engine.MaxHits - engine.MaxLimit
 
 // windowOf returns a decision whose Window contains now and whose ResetAfter is the time until it ends.
@@ -76,10 +76,10 @@ func windowOf(l engine.Limits, now engine.Micros) engine.Decision {
 // granularity is added to lifetimes: memcached's clock ticks once a second, and expiry counts from the last tick.
 const granularity = 2 * time.Second
 
-// expiration returns the expiry of a key written now, in memcached's format: up to thirty days in seconds from now, beyond that
-// in seconds since the epoch by the clock of memcached's machine, which may be ahead. That has 31 bits, until January 2038. A
-// later expiry is 0, which means never, because a window that loses its counter starts again. The start of the window is part
-// of the key, so the counter is not read after the window.
+// expiration returns the expiry of a key written now, in memcached's format: up to thirty days, in seconds from now; beyond that, in
+// seconds since the epoch on the clock of memcached's machine, which may be ahead. The latter has 31 bits, until January 2038. A later
+// expiry becomes 0, which means never, because a window that loses its counter would start over. The key contains the start of the
+// window, so the counter is not read after the window.
 func expiration(now time.Time, lasts time.Duration) int32 {
 	const (
 		longest = 30 * 24 * time.Hour
@@ -105,8 +105,8 @@ func (it *item) counted(hits uint64) []*engine.State {
 	return s
 }
 
-// decideTake decides a take whose hits were added to a counter that was at before. It returns the hits to subtract: those of
-// Extra that were not admitted, and those beyond the range of a counter.
+// decideTake decides a take whose hits were added to a counter with the value before. It returns the hits to subtract: those of Extra
+// that were not admitted, and those beyond the range of a counter.
 func (it *item) decideTake(before uint64) (undo uint64) {
 	it.result = it.limits().Take(it.counted(before), it.now, it.take)
 	spent := engine.Times(it.take.Cost, it.take.Count)
@@ -118,17 +118,17 @@ func (it *item) decideTake(before uint64) (undo uint64) {
 	return it.hits - min(spent, engine.MaxHits-had)
 }
 
-// decideAt decides an op that adds nothing, for a counter that is now at count.
+// decideAt decides an op that adds nothing, on a counter with the value count.
 func (it *item) decideAt(count uint64) {
 	l, s := it.limits(), it.counted(count)
 	switch it.mode {
 	case backend.Take, backend.Peek:
 		it.result = l.Peek(s, it.now, it.take)
-	case backend.Refund: // the hits are refunded already
+	case backend.Refund: // the hits were refunded before
 		it.result = l.Refund(s, it.now, engine.Take{Count: it.take.Count})
 	case backend.Reset, backend.ForceReset:
 		it.result = l.Reset(s, it.now)
-	case backend.Settle: // rules with reservations are invalid here
+	case backend.Settle: // rules with reservations are invalid with memcached
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// maxKey is the length of the longest key that memcached accepts.
+// maxKey is the maximum length of a key in memcached.
 const maxKey = 250
 
 // Key returns the key of op's counter in the window that contains now. op must have one limit.
@@ -33,8 +33,8 @@ func (c *Config) keyOf(op *backend.Op, start engine.Micros) string {
 	return legal(strconv.AppendInt(append(buf, ':'), int64(start), 10))
 }
 
-// legal returns key if memcached accepts it, and otherwise a hash of it. No other key of ratelimitd or of the reference looks
-// like such a hash, since they contain a brace or an underscore.
+// legal returns key if memcached accepts it, and otherwise a hash of it. The hash differs from all other keys of ratelimitd and of the
+// reference, which contain a brace or an underscore.
 func legal(key []byte) string {
 	ends := func(r rune) bool { return r <= ' ' || r == 0x7f }
 	if len(key) <= maxKey && !bytes.ContainsFunc(key, ends) {
@@ -44,7 +44,7 @@ func legal(key []byte) string {
 	return "rl:#" + hex.EncodeToString(sum[:])
 }
 
-// shard returns the index of the server that holds a key. It is the same as with the reference's client.
+// shard returns the index of the server of a key, as the reference's client computes it.
 func shard(key string, servers int) int {
 	return int(crc32.ChecksumIEEE([]byte(key)) % uint32(servers))
 }

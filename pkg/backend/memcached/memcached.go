@@ -1,19 +1,18 @@
-// Package memcached stores counters in memcached, as envoyproxy/ratelimit does with BACKEND_TYPE=memcache: fixed windows that
-// are aligned to the clock and count rejected hits. It supports no other algorithm.
+// Package memcached stores counters in memcached, like envoyproxy/ratelimit with BACKEND_TYPE=memcache: clock-aligned fixed windows that
+// count rejected hits. It supports no other algorithm.
 //
-// A take adds its hits first (incr, or add if the counter does not exist) and then decides by the previous count. The server
-// executes one command at a time, so replicas together admit exactly the limit. A check is a get, one for all counters of a
-// call on a server. A refund is a decr, which stops at zero and creates nothing. The part of a lease (Extra) that is not
-// admitted is subtracted again; until then another take may be rejected too early, but none is admitted beyond the limit.
-// Takes of different callers are not merged.
+// A take first adds its hits (incr, or add if the counter does not exist) and then decides by the previous count. The server executes one
+// command at a time, so replicas together admit exactly the limit. A check is a get, one for all counters of a call on a server. A refund
+// is a decr, which stops at zero and creates nothing. The part of a lease (Extra) that is not admitted is subtracted again; until then
+// another take may be rejected too early, but none is admitted beyond the limit. Takes of different callers are not merged.
 //
-// memcached has no command for its time, so the clock of this process determines the window, and the clocks of replicas
-// should agree. If a clock is set back, its replica counts in an earlier window.
+// memcached has no command for its time, so the clock of this process determines the window, and the clocks of replicas should agree. If
+// a clock is set back, its replica counts in an earlier window.
 //
-// The checksum of a key determines its server. While a server is down, its counters are unavailable: on another server they
-// would start from zero. Each server has a gomemcache client, which pools connections, a semaphore, because that pool has no
-// maximum, and a breaker. A caller waits until 2 ms before its deadline; what it has sent completes without it, and counts.
-// Nothing that may have been counted is sent again.
+// The checksum of a key determines its server. While a server is down, its counters are unavailable; on another server, they would start
+// from zero. Each server has a gomemcache client, which pools connections, a semaphore, because that pool has no maximum, and a breaker.
+// A caller waits until 2 ms before its deadline. Commands already sent complete without the caller, and count. Commands that may have
+// been counted are not sent again.
 //
 // This package is optional: the core works without it.
 //
@@ -37,7 +36,7 @@ type Backend struct {
 	config  Config
 	dialer  *remote.Dialer
 	byName  map[string]*server
-	servers []*server // in the configured order; a server that is listed twice is here twice
+	servers []*server // in the configured order; a server may occur twice
 	lag     remote.Lag
 
 	counting sync.Mutex // guards active, and orders its reports
@@ -65,8 +64,8 @@ func New(c Config) (*Backend, error) {
 	return b, nil
 }
 
-// Run serves until ctx ends or b is closed, and then waits for exchanges in progress. Operations that come before Run wait
-// for it until their deadlines.
+// Run serves until ctx ends or b is closed, and then waits for exchanges in progress. Operations that arrive before Run wait for it until
+// their deadlines.
 func (b *Backend) Run(ctx context.Context) error {
 	return b.life.Run(ctx, func(ctx context.Context) {
 		var wg sync.WaitGroup
@@ -77,19 +76,19 @@ func (b *Backend) Run(ctx context.Context) error {
 	})
 }
 
-// String names the task.
+// String returns the name of the task.
 func (b *Backend) String() string { return "memcached" }
 
-// Close ends Run and waits until it has returned.
+// Close ends Run and waits until it returns.
 func (b *Backend) Close() error {
 	b.life.End()
 	return nil
 }
 
-// Apply decides every op. It waits until 2 ms before ctx's deadline, or less if replies have been late (see [remote.Lag]),
-// but no longer than [Config.OpTimeout]; without either, for 250 ms. It does not wait for a server that is down, nor for a
-// connection if the reply would probably take more than half of that time. An op without a reply in time gets a
-// [remote.Error]; it may have been counted unless the error is Unsent. With less than 1 ms to wait nothing is sent.
+// Apply decides every op. It waits until 2 ms before the deadline of ctx, or earlier if this process is overloaded (see [remote.Lag]),
+// but at most for [Config.OpTimeout]; without either, for 250 ms. It waits neither for a server that is down, nor for a connection if the
+// reply would probably take more than half of that time. An op without a reply in time gets a [remote.Error]; it may have been counted
+// unless the error is Unsent. With less than 1 ms left, nothing is sent.
 func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	if len(ops) == 0 {
 		return
@@ -114,7 +113,7 @@ func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	}
 }
 
-// Waits returns how long an operation that comes now would probably wait, by server.
+// Waits returns the expected wait of an operation that arrives now, by server.
 func (b *Backend) Waits() map[string]time.Duration {
 	all := make(map[string]time.Duration)
 	for name, s := range b.byName {

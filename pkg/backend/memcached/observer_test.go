@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// TestObserver counts the commands as the reference does.
+// TestObserver checks that commands are counted as in the reference.
 func TestObserver(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)

@@ -14,11 +14,11 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// pingEach is the time between two pings of a server that answers.
+// pingEach is the interval of pings of a responding server.
 const pingEach = 250 * time.Millisecond
 
-// server is one memcached server. gomemcache pools its connections but opens any number of them, so a semaphore limits the
-// exchanges in progress. Each uses a connection of its own.
+// server is one memcached server. gomemcache pools its connections but opens any number of them, so a semaphore limits the exchanges in
+// progress, each of which uses its own connection.
 type server struct {
 	backend *Backend
 	name    string // as configured
@@ -27,7 +27,7 @@ type server struct {
 	breaker *remote.Breaker
 	pace    remote.Pace   // of exchanges, by the number of slots in use
 	slots   chan struct{} // the semaphore: MaxConns slots while run runs, none before and after
-	waiting atomic.Int64  // shares that wait for a slot
+	waiting atomic.Int64  // number of shares that wait for a slot
 }
 
 func (b *Backend) newServer(name string) *server {
@@ -45,7 +45,7 @@ func (b *Backend) newServer(name string) *server {
 	return s
 }
 
-// leastTimeout is the shortest timeout of a command, whatever OpTimeout is: a busy process may read a reply this late.
+// leastTimeout is the minimum timeout of a command, regardless of OpTimeout, because a busy process may read a reply this late.
 const leastTimeout = 50 * time.Millisecond
 
 // address is a [memcache.ServerSelector] that always selects one server, and the address of that server.
@@ -91,8 +91,8 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// retryStale calls f until it sends its commands. Only pooled connections can be stale, so the number of calls is limited.
-// gomemcache panics if a reply is a single line feed; retryStale returns that as an error.
+// retryStale calls f until it sends its commands. Only pooled connections can be stale, so the number of calls is bounded. gomemcache
+// panics if a reply is a single line feed; retryStale returns that as an error.
 func retryStale(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // a bug in gomemcache
@@ -104,9 +104,9 @@ func retryStale(f func() error) (err error) {
 	return err
 }
 
-// acquire asks the breaker, and waits for a slot for the first of the given number of shares of a call, until ctx ends. It does
-// not wait if the replies would probably take more than half of the time left. The caller must pass the outcome of the
-// exchange to report, and then return the slot.
+// acquire checks the breaker and waits, until ctx ends, for a slot for the first of the given number of shares of a call. It does not
+// wait if the replies would probably take more than half of the remaining time. The caller must pass the outcome of the exchange to
+// report, and then return the slot.
 func (s *server) acquire(ctx context.Context, shares int) (report func(*remote.Error), e *remote.Error) {
 	now := time.Now()
 	deadline, _ := ctx.Deadline()
@@ -136,14 +136,14 @@ func (s *server) acquire(ctx context.Context, shares int) (report func(*remote.E
 	return report, e
 }
 
-// wait estimates the time until the given number of shares have a slot, behind those that wait already, and a reply.
+// wait estimates the time until the given number of shares get a slot, after those already waiting, and a reply.
 func (s *server) wait(shares int) time.Duration {
 	pace := s.pace.Estimate()
 	each := pace.Base() + pace.Of(cap(s.slots))
 	return each + each*time.Duration(int(s.waiting.Load())+shares)/time.Duration(cap(s.slots))
 }
 
-// run admits calls and pings the server until ctx ends. While the last ping failed, calls fail at once, and the next ping
+// run admits calls and pings the server until ctx ends. If a ping fails, calls fail immediately until the next one succeeds, which
 // follows after a back-off. run returns when all exchanges have ended and all connections are closed.
 func (s *server) run(ctx context.Context) {
 	for range cap(s.slots) {
@@ -173,7 +173,7 @@ func (s *server) run(ctx context.Context) {
 		case <-time.After(pause):
 		}
 	}
-	for range cap(s.slots) { // the last one when the last exchange ends
+	for range cap(s.slots) { // acquires the last one when the last exchange ends
 		<-s.slots
 	}
 	_ = s.client.Close() // the server may have closed some

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// run makes a backend of c, runs it, and waits until it decides if want is true. It ends with the test.
+// run returns a running backend of c. If want is true, it waits until the backend decides. The backend ends with the test.
 func run(tb testing.TB, c Config, want bool) *Backend {
 	tb.Helper()
 	b, err := New(c)
@@ -26,7 +26,7 @@ func run(tb testing.TB, c Config, want bool) *Backend {
 		tb.Fatal(err)
 	}
 	testkit.Run(tb, b.Run)
-	tb.Cleanup(func() { // which ends Run
+	tb.Cleanup(func() { // also ends Run
 		if err := b.Close(); err != nil {
 			tb.Errorf("Close: %v", err)
 		}
@@ -37,19 +37,19 @@ func run(tb testing.TB, c Config, want bool) *Backend {
 	return b
 }
 
-// perHour is a fixed window of an hour.
+// perHour returns a fixed window of an hour.
 func perHour(hits uint64) engine.Limits {
 	return engine.Limits{{Algorithm: engine.FixedWindow, Hits: hits, Window: 3600e6, CountRefused: true}}
 }
 
-// opOn is a take of one hit of a million an hour from the counter of that name.
+// opOn returns a take of one hit from the counter called name, with a limit of a million per hour.
 func opOn(name string) backend.Op {
 	op := backend.Op{Name: []byte(name + "_"), Limits: perHour(1e6), Take: engine.Take{Cost: 1, Count: 1}}
 	copy(op.Key[:], name)
 	return op
 }
 
-// one makes a take of one hit from the counter of that name.
+// one takes one hit from the counter called name.
 func one(b *Backend, name string) backend.Op { return apply(b, opOn(name)) }
 
 func apply(b *Backend, op backend.Op) backend.Op {
@@ -58,7 +58,7 @@ func apply(b *Backend, op backend.Op) backend.Op {
 	return ops[0]
 }
 
-// class is the class of op's error; empty where it has none.
+// class returns the class of op's error, or "".
 func class(op backend.Op) remote.Class {
 	if e, ok := errors.AsType[*remote.Error](op.Err); ok {
 		return e.Class
@@ -66,7 +66,7 @@ func class(op backend.Op) remote.Class {
 	return ""
 }
 
-// TestBackend plays the suite, as far as it is about fixed windows, over two servers.
+// TestBackend runs the fixed-window part of the suite over two servers.
 func TestBackend(t *testing.T) {
 	t.Parallel()
 	first, second := memcachedtest.Start(t), memcachedtest.Start(t)
@@ -78,7 +78,7 @@ func TestBackend(t *testing.T) {
 			second.Say("flush_all")
 			return run(tb, Config{
 				Servers: []string{first.Addr(), second.Addr()}, OpTimeout: slow, DialTimeout: slow, Now: now,
-				ExpirationJitter: 24 * time.Hour, // so that none ends by memcached's clock, which goes on, before it does by the suite's
+				ExpirationJitter: 24 * time.Hour, // so that no counter expires on memcached's clock, which keeps running, before it does on the suite's
 			}, true)
 		},
 	})

@@ -45,7 +45,7 @@ func TestMillionCounters(t *testing.T) {
 	}
 }
 
-// longestTake is how long the slowest of the first takes of so many keys took.
+// longestTake returns the duration of the slowest first take of keys.
 func longestTake(b *memory.Backend, limits engine.Limits, keys int) (longest time.Duration) {
 	for key := range keys {
 		start := time.Now()
@@ -55,7 +55,7 @@ func longestTake(b *memory.Backend, limits engine.Limits, keys int) (longest tim
 	return longest
 }
 
-// heap is the bytes in use after everything unused was freed.
+// heap returns the bytes in use after garbage collection.
 func heap() uint64 {
 	runtime.GC()
 	var m runtime.MemStats
@@ -70,7 +70,7 @@ func benchLimits() map[string]engine.Limit {
 	}
 }
 
-// BenchmarkTake is one take in one call.
+// BenchmarkTake measures calls with one take.
 func BenchmarkTake(b *testing.B) {
 	for name, l := range benchLimits() {
 		for _, keys := range []int{1, 1_000_000} {
@@ -107,8 +107,7 @@ func benchTake(store *memory.Backend, limits engine.Limits, names []backend.Key,
 	}
 }
 
-// BenchmarkNewKey is the first take of a key, in a backend that is not full, and in one where each new key forces
-// another one out.
+// BenchmarkNewKey measures the first take of a key, in a backend with free space and in one where each new key evicts another.
 func BenchmarkNewKey(b *testing.B) {
 	limits := windowOf(1, 1000*minute)
 	for _, maxKeys := range []int{100_000, 1 << 40} {

@@ -23,7 +23,7 @@ func TestClock(t *testing.T) {
 		check("an hour later", 0)
 
 		for _, set := range []time.Duration{time.Hour, -time.Hour, setBy} {
-			c.day.Add(int64(set)) // as if the clock of day had been set by as much the other way
+			c.day.Add(int64(set)) // as if the wall clock had been set by as much the other way
 			time.Sleep(checkEvery - time.Microsecond)
 			check("before it is noticed", set)
 			time.Sleep(time.Microsecond)

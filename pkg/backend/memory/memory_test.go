@@ -7,10 +7,13 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"go.uber.org/goleak"
+
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/backendtest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
+	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
 
 const (
@@ -134,7 +137,7 @@ func TestCap(t *testing.T) {
 	}
 }
 
-// TestCapKeepsDescriptorWhole: the counters of the current descriptor are kept, even if they alone exceed the cap.
+// TestCapKeepsDescriptorWhole checks that the counters of the current descriptor are kept, even if they alone exceed the cap.
 func TestCapKeepsDescriptorWhole(t *testing.T) {
 	b := memory.New(memory.Config{Now: newTestClock().now, MaxKeys: 1})
 	list := engine.Limits{
@@ -152,7 +155,7 @@ func TestCapKeepsDescriptorWhole(t *testing.T) {
 	check(t, b, memory.Stats{Entries: 3, Keys: 3, ForcedOut: 3})
 }
 
-// TestCapHoldsConcurrently: once all callers have returned, no more counters are held than the cap allows.
+// TestCapHoldsConcurrently checks that the number of counters does not exceed the cap once all concurrent callers have returned.
 func TestCapHoldsConcurrently(t *testing.T) {
 	const maxKeys = 500
 	b := memory.New(memory.Config{Now: newTestClock().now, MaxKeys: maxKeys})
@@ -172,7 +175,7 @@ func TestCapHoldsConcurrently(t *testing.T) {
 	}
 }
 
-// TestHotCountersOutliveAFlood: keys that come once push each other out, whatever their windows; counters in use stay.
+// TestHotCountersOutliveAFlood checks that keys used once evict each other, regardless of their windows, and that counters in use stay.
 func TestHotCountersOutliveAFlood(t *testing.T) {
 	const maxKeys, hot = 10_000, 2000
 	b := memory.New(memory.Config{Now: newTestClock().now, MaxKeys: maxKeys})
@@ -183,7 +186,7 @@ func TestHotCountersOutliveAFlood(t *testing.T) {
 			if admitted := take(b, key, limits); admitted != (round < 3) {
 				t.Fatalf("round %d: key %d: admitted is %t", round, key, admitted)
 			}
-			for range 2 * min(1, round/4) { // the flood begins when all are known to be hot
+			for range 2 * min(1, round/4) { // the flood begins once all hot keys count as hot
 				take(b, next, flood)
 				next++
 			}
@@ -194,7 +197,7 @@ func TestHotCountersOutliveAFlood(t *testing.T) {
 	}
 }
 
-// TestCountersCoolDown: counters that were hot, but are not used any more, make room for those that are hot now.
+// TestCountersCoolDown checks that counters that were hot but are no longer used are evicted in favor of current hot ones.
 func TestCountersCoolDown(t *testing.T) {
 	const maxKeys, hot = 1000, 100
 	b := memory.New(memory.Config{Now: newTestClock().now, MaxKeys: maxKeys})
@@ -221,7 +224,7 @@ func TestCountersCoolDown(t *testing.T) {
 	}
 }
 
-// TestSoonestExpiringGoFirst: among equally used counters, those that expire first are dropped.
+// TestSoonestExpiringGoFirst checks that among equally used counters, the first to expire is evicted.
 func TestSoonestExpiringGoFirst(t *testing.T) {
 	const maxKeys = 1000
 	b := memory.New(memory.Config{Now: newTestClock().now, MaxKeys: maxKeys})
@@ -247,7 +250,7 @@ func TestSoonestExpiringGoFirst(t *testing.T) {
 	}
 }
 
-// TestExpiredGo: expired counters are dropped within a few rounds of any traffic, and do not count as forced out.
+// TestExpiredGo checks that any traffic drops expired counters within a few rounds, and that they do not count as evicted.
 func TestExpiredGo(t *testing.T) {
 	const keys = 100_000
 	c := newTestClock()
@@ -264,7 +267,7 @@ func TestExpiredGo(t *testing.T) {
 	check(t, b, memory.Stats{Entries: 1, Keys: 1})
 }
 
-// TestExpiredMakeRoom: if a counter has expired, no other one is forced out.
+// TestExpiredMakeRoom checks that no live counter is evicted while an expired one remains.
 func TestExpiredMakeRoom(t *testing.T) {
 	c := newTestClock()
 	b := memory.New(memory.Config{Now: c.now, MaxKeys: 50})
@@ -278,7 +281,8 @@ func TestExpiredMakeRoom(t *testing.T) {
 	check(t, b, memory.Stats{Entries: 50, Keys: 50})
 }
 
-// TestExpiredGoFirst: while fewer counters are live than the cap allows, none is forced out, and Stats counts no other ones.
+// TestExpiredGoFirst checks that none is evicted while the number of live counters is below the cap, and that Stats counts only live
+// ones.
 func TestExpiredGoFirst(t *testing.T) {
 	lasting := engine.Limits{{Algorithm: engine.FixedWindow, Hits: 1, Window: 60 * minute, Align: engine.AlignFirst}}
 	for name, brief := range map[string]engine.Limit{
@@ -314,7 +318,7 @@ func TestExpiredGoFirst(t *testing.T) {
 	}
 }
 
-// TestClockSetBack: sweeping goes on after the clock was set back by a day.
+// TestClockSetBack checks that sweeps continue after the clock was set back by a day.
 func TestClockSetBack(t *testing.T) {
 	c := newTestClock()
 	b := memory.New(memory.Config{Now: c.now})
@@ -328,8 +332,8 @@ func TestClockSetBack(t *testing.T) {
 	check(t, b, memory.Stats{Entries: 2, Keys: 2}) // 1, which ends tomorrow, and 3
 }
 
-// TestTimeAgreesWithOrder: callers that read the clock in a different order than they reach a counter never make it
-// fall back into a window that is over, in which hits would be admitted twice.
+// TestTimeAgreesWithOrder checks that callers that reach a counter in another order than they read the clock never return it to a past
+// window, which would admit hits twice.
 func TestTimeAgreesWithOrder(t *testing.T) {
 	const hits, window = 7, engine.Micros(50)
 	c := newTestClock()
@@ -357,8 +361,8 @@ func TestTimeAgreesWithOrder(t *testing.T) {
 	}
 }
 
-// TestOvertakenBySweep: if an op read the clock in a window that has ended since, and others have swept its counter
-// away, the op does not find the window empty.
+// TestOvertakenBySweep checks that an op does not find an empty window if it read the clock in a window that has since ended and whose
+// counter another caller has swept.
 func TestOvertakenBySweep(t *testing.T) {
 	c := newTestClock()
 	overtake := func() {}
@@ -387,7 +391,7 @@ func TestOvertakenBySweep(t *testing.T) {
 	}
 }
 
-// TestPanicUnlocks: whatever panics while a shard is locked leaves it usable.
+// TestPanicUnlocks checks that a panic while a shard is locked leaves it usable.
 func TestPanicUnlocks(t *testing.T) {
 	times := []engine.Micros{100 * second, 50 * second} // the second runs backwards, so it is read again under the lock
 	b := memory.New(memory.Config{MaxKeys: 1, Now: func() engine.Micros {
@@ -411,5 +415,24 @@ func TestPanicUnlocks(t *testing.T) {
 	times = []engine.Micros{101 * second}
 	if take(b, 1, limits) {
 		t.Error("the count is lost")
+	}
+}
+
+// TestMain checks that nothing runs in the background.
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestForever: a window that never ends is counted here too, because on_failure: local does it while Redis is down.
+func TestForever(t *testing.T) {
+	t.Parallel()
+	now := engine.Micros(1_790_000_000_000_000)
+	b := memory.New(memory.Config{Now: func() engine.Micros { return now }})
+	l := engine.Limits{{Hits: 3, Window: 1 << 48, Calendar: enginetest.Calendar("UTC", engine.CalendarForever, 1)}}
+	for i := range 5 {
+		ops := []backend.Op{{Key: backend.Key{1}, Limits: l, Take: engine.Take{Cost: 1, Count: 1}}}
+		b.Apply(t.Context(), ops)
+		if d := ops[0].Decision; d.Admitted == 1 != (i < 3) || d.ResetAfter != engine.Never || ops[0].Err != nil {
+			t.Errorf("%d: %+v, %v", i, d, ops[0].Err)
+		}
+		now += 1 << 49 // 17 years
 	}
 }

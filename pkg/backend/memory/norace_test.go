@@ -2,5 +2,5 @@
 
 package memory_test
 
-// million is how many counters a test of many fills.
+// million is the number of counters in large tests.
 const million = 1_000_000

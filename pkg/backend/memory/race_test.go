@@ -2,5 +2,5 @@
 
 package memory_test
 
-// million is how many counters a test of many fills; the race detector makes that twenty times slower.
+// million is the number of counters in large tests; the race detector makes them twenty times slower.
 const million = 100_000

@@ -15,7 +15,7 @@ type name struct {
 	slot engine.Slot
 }
 
-// TestTableOfNames compares a table with a map. Hashes are few, so that names collide all the time.
+// TestTableOfNames compares a table with a map. There are few hashes, so keys collide all the time.
 func TestTableOfNames(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		hashBits := rapid.SampledFrom([]uint32{0, 1, 4, 8, 12, 32}).Draw(t, "hash bits")

@@ -8,54 +8,54 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// verdict is what rejections or leases make of an op.
+// verdict is the result of asking rejections or leases about an op.
 type verdict uint8
 
 const (
 	askStore verdict = iota // the store decides
 	decided
-	later // to be answered again when pending.wait is closed
+	later // answer again when pending.wait is closed
 )
 
-// pending is the state of an op that is not decided yet.
+// pending is the state of an undecided op.
 type pending struct {
 	call  *call
 	index int           // of the op in the call
 	hash  uint64        // of its key
-	wait  chan struct{} // closed when the op can be answered again, or, if the store decides, at the end of the refill in progress; or nil
+	wait  chan struct{} // closed when the op can be answered again or, if the store decides, when the refill in progress ends; or nil
 
-	// Of rejections.
+	// Fields of rejections.
 
 	use    rejectionUse // set by leases too
 	epoch  uint32       // of the key
-	renews *remembered  // the rejection that the store's answer renews, or nil
+	renews *remembered  // rejection that the store's answer renews, or nil
 
-	// Of leases.
+	// Fields of leases.
 
-	known   bool   // the key had an entry
-	refills uint32 // number of its last refill
+	hasEntry bool   // the key had an entry
+	refills  uint32 // number of its last refill
 }
 
-// rejectionUse is whether a remembered rejection may answer an op.
+// rejectionUse determines whether a remembered rejection may answer an op.
 type rejectionUse uint8
 
 const (
 	rejectionAnswers rejectionUse = iota
-	rejectionSkipped              // it must not answer, because hits of the key are leased
-	rejectionEnds                 // it ends, because hits of the key are refunded or its rule has changed
+	rejectionSkipped              // must not answer, because hits of the key are leased
+	rejectionEnds                 // ends, because hits of the key are refunded or its rule changed
 )
 
-// call is the memory of a call of Apply. It is reused.
+// call is the scratch space of a call of Apply. It is reused.
 type call struct {
 	ops     []backend.Op
-	asked   []pending    // ops for the store, in order
-	late    []pending    // ops that wait
+	asked   []pending    // ops of the store, in order
+	late    []pending    // waiting ops
 	waited  bool         // late has waited, and must not wait again
 	refunds []refund     // hits to refund before asked
 	rest    []backend.Op // refunds and asked, unless the store gets ops
 }
 
-// mayWait reports whether the op may be decided after the others of its call: no other one has its key.
+// mayWait reports whether the op may be decided after the other ops of its call: none has the same key, and it has not waited yet.
 func (p *pending) mayWait() bool {
 	ops := p.call.ops
 	for i := range ops {
@@ -66,8 +66,8 @@ func (p *pending) mayWait() bool {
 	return !p.call.waited
 }
 
-// Apply decides every op. It asks the store about the ops that it cannot decide, in one call, or in two if some of them wait for
-// the answer to another call. Ops that share a key are decided in order.
+// Apply decides every op. It passes undecided ops to the store in one call, or in two if some of them wait for the answer to another
+// call. Ops with the same key are decided in order.
 func (b *Backend) Apply(ctx context.Context, ops []backend.Op) { b.apply(ctx, b.store, ops) }
 
 func (b *Backend) apply(ctx context.Context, store backend.Backend, ops []backend.Op) {
@@ -80,7 +80,7 @@ func (b *Backend) apply(ctx context.Context, store backend.Backend, ops []backen
 	now := b.now()
 	for i := range ops {
 		ops[i].Origin = backend.FromStore
-		b.decide(c, i, b.seed.Hash(&ops[i].Key), now) //nolint:contextcheck // a refill does not belong to this caller alone
+		b.decide(c, i, b.seed.Hash(&ops[i].Key), now) //nolint:contextcheck // other callers use the refill too
 	}
 	b.ask(ctx, store, c, now)
 	if len(c.late) > 0 {
@@ -106,7 +106,7 @@ func (b *Backend) decide(c *call, i int, hash uint64, now engine.Micros) {
 	c.asked = c.asked[:last]
 }
 
-// answer asks leases first, and then rejections.
+// answer asks the leases first, and then the rejections.
 func (b *Backend) answer(op *backend.Op, p *pending, now engine.Micros) verdict {
 	if b.leases != nil {
 		if v := b.leases.answer(op, p, now); v != askStore {
@@ -122,8 +122,8 @@ func (b *Backend) answer(op *backend.Op, p *pending, now engine.Micros) verdict 
 	return askStore
 }
 
-// ask asks the store about c.asked, and learns from its answers. Rejections learn first: they remember the store's answer, to
-// which leases add the hits that they hold.
+// ask passes c.asked to the store and updates rejections and leases with the answers. Rejections come first: they remember the store's
+// answer, and leases then add the hits that they hold to it.
 func (b *Backend) ask(ctx context.Context, store backend.Backend, c *call, at engine.Micros) {
 	if len(c.asked) == 0 {
 		return
@@ -144,14 +144,14 @@ func (b *Backend) ask(ctx context.Context, store backend.Backend, c *call, at en
 	}
 	for i := range c.asked {
 		p, op := &c.asked[i], &sent[refunds+i]
-		if p.wait != nil && op.Err == nil { // without the refill that may have come first, what is left is unknown
+		if p.wait != nil && op.Err == nil { // a refill decided first would have reduced the hits left by an unknown number
 			await(ctx, refillGrace, c.asked[i:i+1])
 		}
 		if b.rejections != nil {
-			b.rejections.learn(op, p, at)
+			b.rejections.observe(op, p, at)
 		}
 		if b.leases != nil {
-			b.leases.learn(op, p, at)
+			b.leases.observe(op, p, at)
 		}
 		c.ops[p.index].Decision, c.ops[p.index].Err = op.Decision, op.Err
 	}
@@ -159,13 +159,13 @@ func (b *Backend) ask(ctx context.Context, store backend.Backend, c *call, at en
 	c.rest, c.asked, c.refunds = c.rest[:0], c.asked[:0], c.refunds[:0]
 }
 
-// How long calls wait at most. None waits for more than half of its caller's remaining time.
+// Maximum waits of calls. A call also waits for at most half of its caller's remaining time.
 const (
-	refillGrace = 5 * time.Millisecond  // an answer of the store, for a refill that began before it
-	longestWait = 10 * time.Millisecond // an op, for hits or for a rejection that is being renewed
+	refillGrace = 5 * time.Millisecond  // wait of a store's answer for the refill that began before it
+	longestWait = 10 * time.Millisecond // wait of an op for hits, or for the renewal of a rejection
 )
 
-// await waits for what each of ops waits for.
+// await waits until the wait channel of each op is closed.
 func await(ctx context.Context, most time.Duration, ops []pending) {
 	if deadline, ok := ctx.Deadline(); ok {
 		most = min(most, time.Until(deadline)/2)
@@ -180,7 +180,7 @@ func await(ctx context.Context, most time.Duration, ops []pending) {
 	}
 }
 
-// decideLate decides c.late, of a call that began at the time began, after waiting.
+// decideLate waits and then decides c.late. The call began at the time began.
 func (b *Backend) decideLate(ctx context.Context, store backend.Backend, c *call, began engine.Micros) {
 	await(ctx, longestWait, c.late)
 	c.waited = true
@@ -197,7 +197,7 @@ func (b *Backend) decideLate(ctx context.Context, store backend.Backend, c *call
 	b.ask(ctx, store, c, now)
 }
 
-// via asks another store through b.
+// via is a Backend that passes undecided ops to another store.
 type via struct {
 	backend.Backend
 
@@ -207,7 +207,7 @@ type via struct {
 // Apply implements [backend.Backend].
 func (v *via) Apply(ctx context.Context, ops []backend.Op) { v.near.apply(ctx, v.Backend, ops) }
 
-// observed is the store that leases use for refills and refunds. Rejections learn from its answers.
+// observed is the store used by leases for refills and refunds. Rejections learn from its answers.
 type observed struct {
 	backend.Backend
 
@@ -224,6 +224,6 @@ func (o observed) Apply(ctx context.Context, ops []backend.Op) {
 	}
 	o.Backend.Apply(ctx, ops)
 	for i := range ops {
-		r.learn(&ops[i], &asked[i], at)
+		r.observe(&ops[i], &asked[i], at)
 	}
 }

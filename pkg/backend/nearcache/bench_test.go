@@ -13,8 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// The cost of a remembered rejection, of a take that a lease serves, and of one that the store has to decide, compared
-// with the store alone.
+// BenchmarkApply compares a remembered rejection, a take from a lease, and a take decided by the store with the store alone.
 func BenchmarkApply(b *testing.B) {
 	for _, c := range []struct {
 		name          string
@@ -45,7 +44,7 @@ func BenchmarkApply(b *testing.B) {
 	}
 }
 
-// free is a store that admits everything and costs next to nothing.
+// free is a store that admits everything at almost no cost.
 type free struct{ asked, refills atomic.Uint64 }
 
 func (f *free) Apply(_ context.Context, ops []backend.Op) {
@@ -62,8 +61,8 @@ func (f *free) Apply(_ context.Context, ops []backend.Op) {
 
 func (f *free) Close() error { return nil }
 
-// BenchmarkApplyWarm is what a call with 16 descriptors of 1,000 values each costs, by a clock in which each value comes 21
-// times a second. Between calls it touches memory, as the rest of a server does.
+// BenchmarkApplyWarm measures a call with 16 descriptors of 1,000 values each, on a clock on which each value comes 21 times a second.
+// Between calls it touches memory, as the rest of a server does.
 func BenchmarkApplyWarm(b *testing.B) {
 	for name, leases := range map[string]bool{"Unleased": false, "Leased": true} {
 		b.Run(name, func(b *testing.B) {

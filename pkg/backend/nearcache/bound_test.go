@@ -11,8 +11,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Whatever clients send, no more than Keys keys are remembered; and keys that are used once do not push out those that
-// are used often, neither mixed with them (a Zipf stream) nor in sequence (a scan).
+// TestBound checks that at most Config.Keys keys are remembered, whatever clients send. Keys used once must not evict frequent keys,
+// neither in a random mix (a Zipf stream) nor in sequence (a scan).
 func TestBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 3000
@@ -34,7 +34,7 @@ func TestBound(t *testing.T) {
 			}
 			return float64(after.Rejections-before.Rejections) / n
 		}
-		share(func() { reject(zipf.Uint64()) }) // warm
+		share(func() { reject(zipf.Uint64()) }) // warm-up
 		alone := share(func() { reject(zipf.Uint64()) })
 		next := uint64(1 << 40)
 		scan := func() { next++; reject(next) }
@@ -73,8 +73,8 @@ func TestSmallest(t *testing.T) {
 	}
 }
 
-// Each request counts one lookup of each of its counters, whether its hits come from a lease or from the store, and
-// however often it asks. A lease is no rejection.
+// TestLookups checks that each request counts one lookup per counter, whether a lease or the store decides it, and even if it asks
+// repeatedly. A lease does not count as a rejection.
 func TestLookups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newLessor(t, newStore(), nearcache.Config{Rejection: nearcache.UntilEnd}, window(1000, hour))

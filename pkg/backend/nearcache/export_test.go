@@ -1,14 +1,14 @@
 package nearcache
 
-// SuiteCalls is the longest random sequence of the suite.
+// SuiteCalls is the maximum length of random sequences in the suite.
 const SuiteCalls = 12
 
-// Held returns how many hits are leased, by looking at every lease and at all that waits to be refunded.
+// Held returns the number of leased hits: those of every lease and those queued for a refund.
 func (b *Backend) Held() (sum uint64) {
 	for i := range b.leases.shards {
 		sh := &b.leases.shards[i]
 		sh.mu.Lock()
-		for _, e := range sh.known.Values() {
+		for _, e := range sh.hot.Values() {
 			sum += e.held.left
 		}
 		sh.mu.Unlock()

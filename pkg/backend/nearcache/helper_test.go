@@ -20,36 +20,36 @@ const (
 	hour                 = 60 * minute
 )
 
-// store is memory that counts what it is asked, takes a while to answer, and fails when told to.
+// store is a memory backend that counts calls, with configurable delays and failures.
 type store struct {
 	backend.Backend
 
 	mu    sync.Mutex
 	asked int
-	taken uint64        // hits that were debited for leases
-	late  time.Duration // before it decides
-	took  time.Duration // after it decided
-	mixed *rand.Rand    // if not nil, how much less than that, so that answers overtake each other
+	taken uint64        // hits debited for leases
+	late  time.Duration // delay before the decision
+	took  time.Duration // delay after the decision
+	mixed *rand.Rand    // if not nil, randomly shortens the delay, so that answers overtake each other
 	err   error
 }
 
 func newStore() *store { return &store{Backend: memory.New(memory.Config{})} }
 
-// count is how many ops it was asked for.
+// count returns the number of ops so far.
 func (s *store) count() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.asked
 }
 
-// delay has it take so long to answer.
+// delay sets the delay of answers.
 func (s *store) delay(took time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.took = took
 }
 
-// fetched is how many hits were debited for leases, so far.
+// fetched returns the number of hits debited for leases so far.
 func (s *store) fetched() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,7 +81,7 @@ func (s *store) Apply(ctx context.Context, ops []backend.Op) {
 	}
 }
 
-// fetched returns how many hits ops have debited for leases.
+// fetched returns the number of hits that ops debited for leases.
 func fetched(ops []backend.Op) (hits uint64) {
 	for i := range ops {
 		if op := &ops[i]; op.Take.Extra > 0 {
@@ -91,7 +91,7 @@ func fetched(ops []backend.Op) (hits uint64) {
 	return hits
 }
 
-// replica is a near cache over a store.
+// replica is a near cache in front of a store.
 type replica struct {
 	*testing.T
 	*nearcache.Backend
@@ -110,7 +110,7 @@ func newReplica(t *testing.T, s *store, c nearcache.Config, limits ...engine.Lim
 	return &replica{T: t, Backend: nearcache.New(s, c), store: s, limits: limits}
 }
 
-// do applies one op, and checks whether the store was asked.
+// do applies one op, and checks whether it reached the store.
 func (r *replica) do(m backend.Mode, cost uint64, asks bool) engine.Decision {
 	r.Helper()
 	ops := []backend.Op{{Key: keyOf(1), Limits: r.limits, Penalty: r.penalty, Mode: m, Take: engine.Take{Cost: cost, Count: 1}}}
@@ -125,7 +125,7 @@ func (r *replica) do(m backend.Mode, cost uint64, asks bool) engine.Decision {
 	return ops[0].Decision
 }
 
-// takes takes, and checks the verdict and whether the store was asked.
+// takes takes hits, and checks the decision and whether the op reached the store.
 func (r *replica) takes(cost uint64, admitted, asks bool) engine.Decision {
 	r.Helper()
 	d := r.do(backend.Take, cost, asks)
@@ -135,7 +135,7 @@ func (r *replica) takes(cost uint64, admitted, asks bool) engine.Decision {
 	return d
 }
 
-// drain takes until nothing is left, and is rejected once.
+// drain takes until nothing is left, and expects one rejection.
 func (r *replica) drain(hits int) {
 	r.Helper()
 	for range hits {
@@ -154,7 +154,7 @@ func window(hits uint64, w engine.Micros) engine.Limit {
 	return engine.Limit{Algorithm: engine.FixedWindow, CountRefused: true, Hits: hits, Window: w}
 }
 
-// plain is a window in which only admitted hits count, so that what is left says how many there were.
+// plain returns a window that counts only admitted hits, so that the hits left determine their number.
 func plain(hits uint64, w engine.Micros) engine.Limit {
 	return engine.Limit{Algorithm: engine.FixedWindow, Hits: hits, Window: w}
 }

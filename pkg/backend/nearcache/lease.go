@@ -5,33 +5,32 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// This file is the protocol of leases. Each step is a function from (lease, now, …) to (lease, …), so that model_test.go can try
-// every order of steps and of message faults.
+// This file implements the protocol of leases. Each step is a function from (lease, now, …) to (lease, …), so that model_test.go can try
+// every order of steps and message faults.
 //
-// The protocol is sound because the store debits hits before they become a lease. From then on each hit is in one place: it is
-// spent, held, or on its way back, once. No hit is spent on credit. So a crash, a hang or a lost message can only leave hits
-// unused, and without those no hit is.
+// The protocol is safe because the store debits hits before they become part of a lease. From then on, each hit is in exactly one place:
+// spent, held, or on its way back. So a crash, a stall or a lost message can only leave hits unused, and without such faults none are.
 
-// grant is a number of hits that the store has debited and that may be spent here. The zero grant is empty.
+// grant is a number of hits debited by the store, which may be spent here. The zero grant is empty.
 type grant struct {
-	left         uint64        // hits not spent yet
-	window       int64         // start of their fixed window by the store's clock, in µs; 0 if there is none
-	ends         engine.Micros // when they may no longer be spent, by this replica's clock
-	resetsAt     engine.Micros // earliest end of the window, or earliest time at which the bucket is full, by this replica's clock
-	windowOverBy engine.Micros // latest end of the window, by this replica's clock
-	resets       uint32        // known resets of the key when the hits were asked for; see [resets]
+	left         uint64        // unspent hits
+	window       int64         // start of their fixed window on the store's clock, in µs; 0 if there is none
+	ends         engine.Micros // time after which they must not be spent, on this replica's clock
+	resetsAt     engine.Micros // earliest end of the window, or earliest time at which the bucket is full, on this replica's clock
+	windowOverBy engine.Micros // latest end of the window, on this replica's clock
+	resets       uint32        // count of resets when the hits were requested; see [resets]
 }
 
-// lease is the hits of one counter that a replica holds.
+// lease holds a replica's hits of one counter.
 type lease struct {
 	held    grant
 	asked   uint32 // number of the refill in progress; 0 if there is none
 	refills uint32 // number of the last refill
 }
 
-// newGrant returns the grant for hits of the store's answer d. The store was asked at the time at or later, and the answer came
-// at the time came. The grant ends after ttl or with its window, whichever is first, with a margin for a clock that loses 200
-// ppm and is 1 ms slow.
+// newGrant returns the grant of hits from the store's answer d. The store was asked at the time at or later, and the answer arrived at
+// the time came. The grant ends after ttl or with its window, whichever is first, minus a margin for a clock that runs 200 ppm and 1 ms
+// slow.
 func newGrant(d *engine.Decision, hits uint64, at, came, ttl engine.Micros) grant {
 	resetAfter := micros(d.ResetAfter)
 	g := grant{left: hits, window: d.Window, resetsAt: at + resetAfter, windowOverBy: came + plusDrift(resetAfter) + millisecond}
@@ -48,15 +47,16 @@ func (g grant) live(now engine.Micros) bool { return g.left > 0 && now < g.ends 
 // windowOver reports whether the window of g has ended, so that its hits cannot be refunded.
 func (g grant) windowOver(now engine.Micros) bool { return g.window != 0 && now >= g.windowOverBy }
 
-// ask begins a refill. None may be in progress. Its number is in asked.
+// ask begins a refill, with its number in asked. No other refill may be in progress.
 func (l lease) ask() lease {
 	l.refills = max(l.refills+1, 1)
 	l.asked = l.refills
 	return l
 }
 
-// receive adds the grant g of a refill. It returns the hits to refund: g if the lease has ended since the refill began, or hits
-// of an earlier window. Hits of the same window last as long as the new ones: the store has debited both from it.
+// receive adds the grant g of a refill. It returns the hits to refund: g if the lease ended after the refill began, or the held hits if
+// they belong to an earlier window. Held hits of the same window then last as long as the new ones, because the store debited both from
+// it.
 func (l lease) receive(refill uint32, g grant) (next lease, stale grant) {
 	switch {
 	case l.asked != refill:
@@ -70,7 +70,7 @@ func (l lease) receive(refill uint32, g grant) (next lease, stale grant) {
 	return l, stale
 }
 
-// giveUp ends a refill without hits. If they come nevertheless, receive returns them.
+// giveUp ends a refill without hits. If hits arrive later, receive returns them.
 func (l lease) giveUp(refill uint32) lease {
 	if l.asked == refill {
 		l.asked = 0
@@ -78,7 +78,7 @@ func (l lease) giveUp(refill uint32) lease {
 	return l
 }
 
-// spend spends hits, if enough are held.
+// spend spends hits if enough are held.
 func (l lease) spend(hits uint64, now engine.Micros) (lease, bool) {
 	if hits > l.has(now) {
 		return l, false
@@ -87,7 +87,7 @@ func (l lease) spend(hits uint64, now engine.Micros) (lease, bool) {
 	return l, true
 }
 
-// expire removes and returns the hits that have ended.
+// expire removes and returns expired hits.
 func (l lease) expire(now engine.Micros) (lease, grant) {
 	if l.held.live(now) {
 		return l, grant{}
@@ -102,7 +102,7 @@ func (l lease) empty() (lease, grant) {
 	return l, unspent
 }
 
-// end removes and returns all hits, and gives up the refill in progress.
+// end removes and returns all hits, and cancels the refill in progress.
 func (l lease) end() (lease, grant) {
 	l.asked = 0
 	return l.empty()
@@ -116,19 +116,19 @@ func (l lease) has(now engine.Micros) uint64 {
 	return l.held.left
 }
 
-// subtract returns n − m, but at least 0.
+// subtract returns n − m, at least 0.
 func subtract(n, m uint64) uint64 { return n - min(n, m) }
 
-// The size of a lease. A replica asks for half of what it may keep, because it knows only the hits left at the last answer. If
-// others have taken more than half of those since, it refunds the surplus at once.
+// Size of a lease. A replica requests half of the hits that it may keep, because it only knows the hits left at the last answer. If other
+// replicas have taken more than half of those since, it refunds the surplus immediately.
 const (
-	percent   = 100 // one part in this many of the limit, or of the burst
-	keepShare = 16  // one part in this many of the hits left
+	percent   = 100 // a lease is at most 1/percent of the limit, or of the burst
+	keepShare = 16  // a replica keeps at most 1/keepShare of the hits left
 	askShare  = 2 * keepShare
 	minLease  = 2 // requests
 )
 
-// maxLease returns the largest lease that a rule allows, in hits. 0 means none.
+// maxLease returns the largest lease that a rule allows, in hits, or 0 if it allows none.
 func maxLease(l *engine.Limit, rule backend.Lease) uint64 {
 	hits := min(l.Capacity(), l.Hits)
 	switch {
@@ -145,8 +145,8 @@ func maxLease(l *engine.Limit, rule backend.Lease) uint64 {
 	return hits
 }
 
-// refillSize returns the number of hits to ask for: a multiple of cost, at most most, at most a share of the left hits, and at
-// most lasts, the hits expected until the next refill. 0 means no refill.
+// refillSize returns the number of hits to request: a multiple of cost, and at most most, a share of the hits left, and lasts, the hits
+// expected until the next refill. 0 means no refill.
 func refillSize(most, left, lasts, cost uint64) uint64 {
 	hits := min(most, left/askShare, lasts)
 	hits -= hits % cost
@@ -156,7 +156,7 @@ func refillSize(most, left, lasts, cost uint64) uint64 {
 	return hits
 }
 
-// keepable returns how many of a refill's hits may be kept if left hits were left before it. The rest is refunded.
+// keepable returns the number of a refill's hits that may be kept, given the hits left before it. The rest is refunded.
 func keepable(hits, left uint64) uint64 {
 	if hits = min(hits, left/keepShare); hits < minLease {
 		return 0

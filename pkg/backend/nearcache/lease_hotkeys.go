@@ -2,18 +2,18 @@ package nearcache
 
 import "github.com/ratelimitd/ratelimitd/pkg/engine"
 
-// hotKeys finds the keys that are asked for often, with a table whose size does not depend on the number of keys. Each key
-// may be counted by either of two counters. A counter belongs to one key at a time; other keys that hit it wear its count
-// down, and take it over once nothing is left or its key has not come for a while. So a key that comes once at most
-// takes one off another key's count, and two hot keys compete only if both of their counters coincide.
+// hotKeys finds frequent keys, with a table whose size does not depend on the number of keys. Each key may use either of two counters. A
+// counter belongs to one key at a time. Other keys that hit it decrement the count, and take over the counter when the count is 0 or its
+// key has been absent for a while. So a key that comes once reduces another key's count by at most one, and two hot keys compete only if
+// both of their counters coincide.
 type hotKeys struct{ counters []keyCounter }
 
 // keyCounter counts one key.
 type keyCounter struct {
 	fingerprint uint32 // of the key
-	tick        uint32 // in which the key last came
-	now         uint16 // how often in that tick
-	before      uint16 // how often in the tick before
+	tick        uint32 // tick of the key's last take
+	now         uint16 // takes in that tick
+	before      uint16 // takes in the tick before
 }
 
 const (
@@ -21,10 +21,10 @@ const (
 	maxCount = 1<<16 - 1
 )
 
-// newHotKeys returns a table with that many counters, which must be a power of two.
+// newHotKeys returns a table with the given number of counters, a power of two.
 func newHotKeys(counters int) hotKeys { return hotKeys{make([]keyCounter, counters)} }
 
-// count counts a key, and returns how often it came in this tick and the one before.
+// count counts a key, and returns its number of takes in this tick and the previous one.
 func (h hotKeys) count(hash uint64, at engine.Micros) int {
 	now, fingerprint := uint32(at/tick), uint32(hash>>32)
 	mask := uint64(len(h.counters) - 1)
@@ -45,10 +45,10 @@ func (h hotKeys) count(hash uint64, at engine.Micros) int {
 	return a.add(now)
 }
 
-// free reports whether c no longer belongs to a key.
+// free reports whether c belongs to no key.
 func (c *keyCounter) free(now uint32) bool { return c.now == 0 || now-c.tick > 1 }
 
-// add counts the key once more, and returns how often it came in this tick and the one before.
+// add increments c, and returns the number of takes in this tick and the previous one.
 func (c *keyCounter) add(now uint32) int {
 	switch now - c.tick {
 	case 0:

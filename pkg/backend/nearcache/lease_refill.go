@@ -8,24 +8,23 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// storeTimeout is how long a refill, or refunding a batch, may take at most, whatever bound the store has of its own; and how
-// long refunding everything may take at the end.
+// storeTimeout bounds a refill, a batch of refunds, and the final refunds, regardless of the store's own bounds.
 const storeTimeout = time.Second
 
-// maxFlights is how many refills may be in progress at once.
+// maxFlights is the maximum number of concurrent refills.
 const maxFlights = 256
 
 // refill is a refill in progress.
 type refill struct {
-	counter // as it was asked for: the rule of entry may change
+	counter // as requested: the rule of entry may change
 	entry   *entry
-	number  uint32 // of the refill of the lease
-	resets  uint32 // of key before it began; see [resets]
+	number  uint32 // number of the lease's refill
+	resets  uint32 // count of resets of key when the refill began; see [resets]
 	cost    uint64
-	count   uint64 // of requests with that cost
+	count   uint64 // number of requests of that cost
 }
 
-// startRefill begins a refill of the entry, if it is worth it.
+// startRefill begins a refill of the entry if it is worthwhile.
 func (v *visit) startRefill() {
 	e, op, now := v.entry, v.op, v.now
 	if e.wait != nil || now < e.noRefillBefore || !e.leftKnown {
@@ -55,11 +54,11 @@ func (v *visit) startRefill() {
 	}
 	e.since, e.hits, e.wait = now, 0, make(chan struct{})
 	e.lease = e.ask()
-	// It has a deadline of its own: it does not belong to this caller alone.
+	// The refill has its own deadline, because other callers use it too.
 	go v.fetch(&refill{e.counter, e, e.asked, v.resets.of(e.hash).Load(), cost, hits / cost})
 }
 
-// fetch asks the store for the hits of f.
+// fetch requests the hits of f from the store.
 func (ls *leases) fetch(f *refill) {
 	defer func() { <-ls.flights }()
 	ops := []backend.Op{{
@@ -73,8 +72,7 @@ func (ls *leases) fetch(f *refill) {
 	ls.refillArrived(f, &ops[0], at)
 }
 
-// refillArrived handles the store's answer to f, which it was sent at time at or later. What the lease does not take goes
-// back.
+// refillArrived handles the store's answer to f, which was sent at the time at or later. It refunds hits that the lease does not accept.
 func (ls *leases) refillArrived(f *refill, op *backend.Op, at engine.Micros) {
 	e, d := f.entry, &op.Decision
 	sh := ls.shard(f.hash)
@@ -85,13 +83,13 @@ func (ls *leases) refillArrived(f *refill, op *backend.Op, at engine.Micros) {
 	now, hits := ls.now(), engine.Times(d.Admitted, f.cost)
 	if op.Err != nil || hits == 0 {
 		e.lease, e.noRefillBefore = e.giveUp(f.number), now+refillBackoff
-		if op.Err == nil && d.Left >= f.cost { // a store that does not lease
+		if op.Err == nil && d.Left >= f.cost { // the store does not support leases
 			e.noRefillBefore = now + ruleBackoff
 		}
 		return
 	}
 	sh.leased += hits
-	if f.resets != ls.resets.of(f.hash).Load() { // the store may have forgotten that it debited them
+	if f.resets != ls.resets.of(f.hash).Load() { // the reset may have erased the debit
 		ls.refunds.reset.Add(hits)
 		e.lease = e.giveUp(f.number)
 		return
@@ -118,13 +116,13 @@ func (ls *leases) refillArrived(f *refill, op *backend.Op, at engine.Micros) {
 	}
 }
 
-// sweepInterval is how often to look for keys that are idle, and for hits that could not be refunded before.
+// sweepInterval is the interval of checks for idle keys and for hits that could not be refunded before.
 const sweepInterval = 100 * time.Millisecond
 
-// run allows leases, and refunds those of idle keys, until ctx ends; then it refunds everything.
+// run enables leases and refunds those of idle keys until ctx ends. Then it refunds everything.
 func (ls *leases) run(ctx context.Context) {
 	ls.open.Store(true)
-	context.AfterFunc(ctx, func() { ls.open.Store(false) }) // at once, although something may be on its way back
+	context.AfterFunc(ctx, func() { ls.open.Store(false) }) // immediately, even during a refund
 	ticker := time.NewTicker(sweepInterval)
 	defer ticker.Stop()
 	for ctx.Err() == nil {
@@ -139,13 +137,13 @@ func (ls *leases) run(ctx context.Context) {
 		}
 	}
 	ls.open.Store(false)
-	for range maxFlights { // waits for the refills in progress; none begins afterwards
+	for range maxFlights { // waits for the refills in progress; no new one begins
 		ls.flights <- struct{}{}
 	}
 	for i := range ls.shards {
 		sh := &ls.shards[i]
 		sh.mu.Lock()
-		sh.known.Purge()
+		sh.hot.Purge()
 		sh.mu.Unlock()
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
@@ -159,18 +157,18 @@ func (ls *leases) run(ctx context.Context) {
 	ls.refunds.close()
 }
 
-// sweep refunds the leases of keys that have had no take for a while.
+// sweep refunds the leases of idle keys.
 func (ls *leases) sweep() {
 	for i := range ls.shards {
 		sh := &ls.shards[i]
 		sh.mu.Lock()
 		now := ls.now()
 		for {
-			_, e, ok := sh.known.GetOldest()
+			_, e, ok := sh.hot.GetOldest()
 			if !ok || now-e.touched < idleTimeout || e.wait != nil {
 				break
 			}
-			sh.known.RemoveOldest()
+			sh.hot.RemoveOldest()
 		}
 		sh.mu.Unlock()
 	}

@@ -12,23 +12,23 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// resets counts the resets of each key, so that hits that were taken before one are not refunded after it: the store
-// has forgotten them, and would forget as many hits of another client. Keys may share a count, which is rare because
-// there are so many; hits of the one are then lost when the other is reset.
+// resets counts the resets of each key. Hits taken before a reset must not be refunded after it: the reset has erased them, so the refund
+// would return hits of another client. Keys may share a count, which is rare because there are many counts; a reset of one key then
+// discards leased hits of the other.
 type resets []atomic.Uint32
 
 const resetCounts = 1 << 14 // a power of two
 
 func (r resets) of(hash uint64) *atomic.Uint32 { return &r[hash>>32%resetCounts] }
 
-// counter is a counter of the store, under the limit by which hits of it are leased. Counters share limits, which do not change.
+// counter identifies a counter of the store and the limit under which its hits are leased. Counters share limits, which are immutable.
 type counter struct {
 	key   backend.Key
 	hash  uint64 // of key
 	limit *engine.Limit
 }
 
-// refund is hits to refund to the store.
+// refund contains hits to refund to the store.
 type refund struct {
 	counter
 
@@ -43,18 +43,18 @@ func (r *refund) op() backend.Op {
 	}
 }
 
-// refundQueue is the hits that [leases.run] refunds. It holds no more than what the known keys had leased, and what
-// was leased before it held maxRefunds. It counts what has become of hits that were leased and not spent; see [Stats].
+// refundQueue holds the hits that [leases.run] will refund. Leasing stops when it holds maxRefunds elements, so it exceeds that only by
+// the hits leased before. It also counts leased hits that were not spent, by outcome; see [Stats].
 type refundQueue struct {
 	mu     sync.Mutex
 	queued []refund
 	closed bool          // nothing is refunded any more
-	wake   chan struct{} // receives when something is queued
+	wake   chan struct{} // receives a value when an element is queued
 
 	returned, tooMany, ended, reset, failed atomic.Uint64
 }
 
-// maxRefunds is how many the queue may hold before nothing more is leased.
+// maxRefunds is the length of the queue at which leasing stops.
 const maxRefunds = 4096
 
 func (q *refundQueue) full() bool {
@@ -63,7 +63,7 @@ func (q *refundQueue) full() bool {
 	return len(q.queued) >= maxRefunds
 }
 
-// add queues r for the next time that something wakes [leases.run].
+// add queues r until [leases.run] wakes up.
 func (q *refundQueue) add(r refund) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -74,7 +74,7 @@ func (q *refundQueue) add(r refund) {
 	q.queued = append(q.queued, r)
 }
 
-// pop removes and returns up to most of what is queued.
+// pop removes and returns up to most elements.
 func (q *refundQueue) pop(most int) []refund {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -86,7 +86,7 @@ func (q *refundQueue) pop(most int) []refund {
 	return batch
 }
 
-// close counts what is still queued, or will be, as not refunded.
+// close counts all queued and future elements as not refunded.
 func (q *refundQueue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -96,7 +96,7 @@ func (q *refundQueue) close() {
 	q.queued, q.closed = nil, true
 }
 
-// sent counts hits of r, which op was to refund. If op was not sent, it queues r again and returns false.
+// sent counts the hits of r after op was to refund them. If op was not sent, it queues r again and returns false.
 func (q *refundQueue) sent(r *refund, op *backend.Op) bool {
 	count := &q.returned
 	switch g, d := &r.grant, &op.Decision; {
@@ -114,7 +114,7 @@ func (q *refundQueue) sent(r *refund, op *backend.Op) bool {
 	return true
 }
 
-// queueRefund queues hits of c to be refunded by [leases.run].
+// queueRefund queues hits of c for [leases.run].
 func (ls *leases) queueRefund(c counter, g grant) {
 	if g.left == 0 {
 		return
@@ -126,11 +126,10 @@ func (ls *leases) queueRefund(c counter, g grant) {
 	}
 }
 
-// maxBatch is how many keys' hits are refunded in one call at most.
+// maxBatch is the maximum number of keys per call for refunds.
 const maxBatch = 128
 
-// flush refunds everything in the queue, until ctx ends. It reports false if something is left, because the store
-// cannot be asked now.
+// flush refunds everything in the queue until ctx ends. It returns false if elements remain, because the store is unavailable.
 func (ls *leases) flush(ctx context.Context) bool {
 	for ctx.Err() == nil {
 		batch := ls.refunds.pop(maxBatch)
@@ -144,8 +143,8 @@ func (ls *leases) flush(ctx context.Context) bool {
 	return false
 }
 
-// sendBatch refunds batch in one call, which goes on if ctx is cancelled. It reports false if some of it was not sent,
-// and is queued again.
+// sendBatch refunds batch in one call, which continues if ctx is cancelled. It returns false if any refunds were not sent; they are
+// queued again.
 func (ls *leases) sendBatch(ctx context.Context, batch []refund) (sent bool) {
 	ends := time.Now().Add(storeTimeout)
 	if end, ok := ctx.Deadline(); ok && end.Before(ends) {
@@ -170,7 +169,7 @@ func (ls *leases) sendBatch(ctx context.Context, batch []refund) (sent bool) {
 	return sent
 }
 
-// discard reports whether there is nothing to refund r to, and counts its hits if so.
+// discard reports whether the hits of r cannot be refunded, and counts them if so.
 func (ls *leases) discard(r *refund, now engine.Micros) bool {
 	switch {
 	case r.grant.resets != ls.resets.of(r.hash).Load():

@@ -2,17 +2,17 @@ package nearcache
 
 import "slices"
 
-// remaining is the numbers of remaining hits that a replica has yet to report, one for each hit that it holds, in
-// descending order. A hit's number is what the store had left after debiting it, so no two replicas report the same one.
-// The next caller gets the highest, whichever grant the hits come from, so what one caller gets never rises.
-// Its runs neither overlap nor touch.
+// remaining lists the numbers of remaining hits that a replica will report, one for each hit that it holds, in descending order. A hit's
+// number is the number of hits that the store had left after debiting it, so no two replicas report the same number. The next caller gets
+// the highest number, whichever grant its hits come from, so the numbers that one caller gets never rise. The runs neither overlap nor
+// touch.
 type remaining []run
 
-// run is consecutive numbers, from low to low+n−1.
+// run represents consecutive numbers, from low to low+n−1.
 type run struct{ low, n uint64 }
 
-// maxRuns bounds the number of runs. A new grant adds one; so does each answer of the store to a take that the lease did not cover.
-// Beyond the bound the two lowest runs become one, and a number may be reported twice.
+// maxRuns bounds the number of runs. A new grant adds a run; so does each answer of the store to a take that the lease did not cover.
+// Beyond the bound, the two lowest runs are merged, and a number may be reported twice.
 const maxRuns = 64
 
 // add adds numbers, which must not be in l.
@@ -33,8 +33,8 @@ func (l *remaining) add(r run) {
 	l.join()
 }
 
-// join makes one run of those that touch, or that overlap because hits went back to the store between the two: then the
-// store has as many more left than when the higher numbers were reported.
+// join merges runs that touch or overlap. They overlap if hits were refunded to the store between the two, so that more are left than the
+// higher numbers assume.
 func (l *remaining) join() {
 	k, runs := 0, *l
 	for _, r := range runs[1:] {
@@ -48,8 +48,8 @@ func (l *remaining) join() {
 	*l = runs[:k+1]
 }
 
-// takeHighest removes the highest numbers, one for each of the hits, of which there must be as many, and returns the
-// lowest of them: what remains after these hits.
+// takeHighest removes the highest numbers, one for each of hits; l must contain as many. It returns the lowest removed number, which is
+// the number of hits left after these hits.
 func (l *remaining) takeHighest(hits uint64) (after uint64) {
 	gone := 0
 	for i := range *l {
@@ -68,7 +68,7 @@ func (l *remaining) takeHighest(hits uint64) (after uint64) {
 	return after
 }
 
-// dropLowest removes the lowest numbers, because as many hits go back.
+// dropLowest removes the lowest numbers, because as many hits are refunded.
 func (l *remaining) dropLowest(hits uint64) {
 	for n := len(*l); hits > 0 && n > 0; n = len(*l) {
 		r := &(*l)[n-1]
@@ -80,8 +80,8 @@ func (l *remaining) dropLowest(hits uint64) {
 	}
 }
 
-// renumber renumbers l if the store has more hits left now, low, than the lowest number says. That is so when hits were
-// refunded, or tokens have come.
+// renumber renumbers l from low if the store now has more hits left, low, than the lowest number, because hits were refunded or tokens
+// arrived.
 func (l *remaining) renumber(low uint64) {
 	n := len(*l)
 	if n == 0 || low <= (*l)[n-1].low {
@@ -94,7 +94,7 @@ func (l *remaining) renumber(low uint64) {
 	*l = append((*l)[:0], run{low, sum})
 }
 
-// highest returns what the next one to be served will find left, 0 if nothing is held.
+// highest returns the number of hits that the next caller will find left, or 0 if none are held.
 func (l remaining) highest() uint64 {
 	if len(l) == 0 {
 		return 0

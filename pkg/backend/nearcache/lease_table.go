@@ -15,62 +15,62 @@ import (
 // Times of leases.
 const (
 	millisecond   engine.Micros = 1_000
-	refillSpan                  = 500 * millisecond  // how long a refill should last
-	grantTTL                    = 4 * refillSpan     // how long hits may be spent
-	idleTimeout                 = 500 * millisecond  // of a key: after this long without a take its hits go back
-	touchSpan                   = idleTimeout / 4    // how often a take keeps a key from being swept
-	minRateSpan                 = 50 * millisecond   // the shortest span over which a rate is measured
-	minWindowLeft               = 5 * millisecond    // nothing is leased in the last moment of a window
-	refillBackoff               = 100 * millisecond  // before the next refill, after one that brought nothing or too much
-	ruleBackoff                 = 1000 * millisecond // before the next refill, after a change of the rule, or if the store does not lease
+	refillSpan                  = 500 * millisecond  // duration for which a refill should last
+	grantTTL                    = 4 * refillSpan     // duration for which hits may be spent
+	idleTimeout                 = 500 * millisecond  // duration without a take after which a key's hits are refunded
+	touchSpan                   = idleTimeout / 4    // interval at which takes protect a key from the sweep
+	minRateSpan                 = 50 * millisecond   // minimum duration for measuring a rate
+	minWindowLeft               = 5 * millisecond    // minimum remaining time of a window for a refill
+	refillBackoff               = 100 * millisecond  // delay of the next refill after one that yielded nothing or too much
+	ruleBackoff                 = 1000 * millisecond // delay after a change of the rule, or if the store does not support leases
 )
 
-// How many takes within one or two ticks make a key hot.
+// Numbers of takes in two ticks that make a key hot.
 const (
 	hotAuto   = 8
-	hotForced = 2 // if the rule says how much to lease
+	hotForced = 2 // if the rule specifies the lease
 )
 
-// leases holds the leases of this replica. Shards spread the contention for locks.
+// leases holds the leases of this replica. Shards reduce lock contention.
 type leases struct {
 	store   backend.Backend
 	now     func() engine.Micros
 	shards  []leaseShard
 	refunds refundQueue
 	resets  resets
-	open    atomic.Bool   // refills may begin
-	flights chan struct{} // holds one for each refill in progress
+	open    atomic.Bool   // refills are allowed
+	flights chan struct{} // holds one element per refill in progress
 }
 
 // leaseShard holds the leases of some keys.
 type leaseShard struct {
 	mu      sync.Mutex
-	known   *simplelru.LRU[backend.Key, *entry] // keys that are hot
+	hot     *simplelru.LRU[backend.Key, *entry] // hot keys
 	hotKeys hotKeys
-	limit   *engine.Limit // that of the entry added last; most keys share a few
+	limit   *engine.Limit // limit of the entry added last; most keys share a few
 
 	served, leased, spent, evicted uint64 // see [Stats]
 
 	_ [64]byte // against false sharing with the next shard
 }
 
-// entry is what is known about a hot key. It is guarded by its shard's mu. What most takes need comes first and lies
-// together: where many keys are warm, a take costs as much as the cache lines that it has to fetch.
+// entry is the state of a hot key, guarded by its shard's mu. The fields that most takes need are adjacent at the start: with many warm
+// keys, the cost of a take is the number of cache lines that it fetches.
 type entry struct {
 	counter
 	touched   engine.Micros // last take, or up to touchSpan before it
-	hits      uint64        // hits wanted since the time of since
+	hits      uint64        // hits requested since the time since
 	lastGrant uint64        // hits of the last grant
-	remaining remaining     // what remains, for each hit of the lease
-	runs      [2]run        // memory for remaining, as long as it suffices
+	remaining remaining     // numbers to report, one for each hit of the lease
+	runs      [2]run        // initial memory of remaining
 	lease
 
 	storeLeft      uint64        // hits that the store had left at the last answer
-	windowEnds     engine.Micros // when the window of that answer ends; 0 if it had no window
+	windowEnds     engine.Micros // end of the window of that answer; 0 without a window
 	leftKnown      bool          // storeLeft is known
 	since          engine.Micros // start of the measurement of hits
 	noRefillBefore engine.Micros // no refill before this time
-	wait           chan struct{} // closed when the refill under way ends; nil if there is none
+	wait           chan struct{} // closed when the refill in progress ends; nil if there is none
 }
 
 func newLeases(store backend.Backend, keys int, now func() engine.Micros) *leases {
@@ -81,22 +81,22 @@ func newLeases(store backend.Backend, keys int, now func() engine.Micros) *lease
 	}
 	for i := range ls.shards {
 		sh := &ls.shards[i]
-		known, err := simplelru.NewLRU(max(keys/n, 1), ls.evicted)
+		hot, err := simplelru.NewLRU(max(keys/n, 1), ls.evicted)
 		if err != nil {
 			panic("nearcache: a cache of at least one key was rejected: " + err.Error()) //nolint:forbidigo // the size is checked above
 		}
-		sh.known, sh.hotKeys = known, newHotKeys(hotKeyCounters)
+		sh.hot, sh.hotKeys = hot, newHotKeys(hotKeyCounters)
 	}
 	return ls
 }
 
-// hotKeyCounters is how many counters of keys a shard has.
+// hotKeyCounters is the number of key counters of a shard.
 const hotKeyCounters = 1024
 
 func (ls *leases) shard(hash uint64) *leaseShard { return &ls.shards[hash&uint64(len(ls.shards)-1)] }
 
-// leasable returns how many hits of op's counter may be leased at most; 0 means none. Counters under
-// envoyproxy/ratelimit's names are never leased: they are shared with its servers, and have no scripts.
+// leasable returns the maximum number of hits of op's counter that may be leased; 0 means none. Counters with envoyproxy/ratelimit's
+// names are never leased, because its servers share them and no scripts apply to them.
 func leasable(op *backend.Op) uint64 {
 	if len(op.Limits) != 1 || op.Penalty != nil || op.Reserve != nil || op.Lease < 0 || op.Take.Owner != "" || len(op.Name) > 0 {
 		return 0
@@ -111,7 +111,7 @@ func leasable(op *backend.Op) uint64 {
 // spends reports whether op is a take that may spend hits.
 func spends(op *backend.Op) bool { return op.Mode == backend.Take && op.Take.Cost > 0 }
 
-// neverAdmitted reports whether op is a take that is rejected at any time, and changes nothing.
+// neverAdmitted reports whether op is a take that is always rejected and changes nothing.
 func neverAdmitted(op *backend.Op) bool {
 	if !spends(op) || op.Penalty != nil {
 		return false
@@ -120,7 +120,7 @@ func neverAdmitted(op *backend.Op) bool {
 	return !slices.ContainsFunc(op.Limits, changes) && !passable(op.Limits, op.Take.Cost)
 }
 
-// visit is an op being answered from the leases. The shard is locked.
+// visit is an op in progress on its locked shard.
 type visit struct {
 	*leases
 
@@ -128,19 +128,19 @@ type visit struct {
 	entry    *entry // of op's key; nil if it is not hot
 	op       *backend.Op
 	pending  *pending
-	maxLease uint64 // hits of op's counter that may be leased; see leasable
+	maxLease uint64 // maximum lease of op's counter, in hits; see leasable
 	now      engine.Micros
 }
 
-// answer decides op by leased hits, or prepares p for asking the store, or sets p.wait.
+// answer decides op from leased hits, or prepares p for the store, or sets p.wait.
 func (ls *leases) answer(op *backend.Op, p *pending, now engine.Micros) verdict {
 	most, sh, takes := leasable(op), ls.shard(p.hash), spends(op)
 	if op.Take.Cost > most && neverAdmitted(op) {
-		return askStore // just for the texts and times of its rejection
+		return askStore // the store only provides the texts and times of the rejection
 	}
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	e, ok := sh.known.Peek(op.Key)
+	e, ok := sh.hot.Peek(op.Key)
 	v := &visit{ls, sh, e, op, p, most, now}
 	switch {
 	case op.Mode.Resets():
@@ -153,9 +153,9 @@ func (ls *leases) answer(op *backend.Op, p *pending, now engine.Micros) verdict 
 		return v.answerLook()
 	case !takes || most == 0 || op.Take.Extra > 0 || op.Take.Count == 0 || !ls.open.Load():
 	case ok || v.addIfHot():
-		if now-v.entry.touched >= touchSpan { // not always: moving an entry of a long list costs more than finding it
+		if now-v.entry.touched >= touchSpan { // not always, because moving an entry in a long list costs more than finding it
 			v.entry.touched = now
-			sh.known.Get(op.Key)
+			sh.hot.Get(op.Key)
 		}
 		return v.answerTake()
 	}
@@ -165,7 +165,7 @@ func (ls *leases) answer(op *backend.Op, p *pending, now engine.Micros) verdict 
 // worthLease reports whether requests of op's cost are worth a lease.
 func (v *visit) worthLease() bool { return v.op.Take.Cost <= v.maxLease/minLease }
 
-// addIfHot counts a take of an unknown key. It adds an entry and returns true if the key is hot.
+// addIfHot counts a take of a key without an entry. If the key is hot, it adds an entry and returns true.
 func (v *visit) addIfHot() bool {
 	if !v.worthLease() {
 		return false
@@ -178,7 +178,7 @@ func (v *visit) addIfHot() bool {
 		counter: v.counter(), touched: v.now, since: v.now - 2*tick, hits: engine.Times(uint64(count), v.op.Take.Cost),
 	}
 	e.remaining = e.runs[:0]
-	if v.shard.known.Add(v.op.Key, e) {
+	if v.shard.hot.Add(v.op.Key, e) {
 		v.shard.evicted++
 	}
 	v.entry = e
@@ -193,12 +193,12 @@ func (v *visit) counter() counter {
 	return counter{key: v.op.Key, hash: v.pending.hash, limit: v.shard.limit}
 }
 
-// sameRule reports whether op is under the limit of e.
+// sameRule reports whether op has the limit of e.
 func (e *entry) sameRule(op *backend.Op) bool {
 	return len(op.Limits) == 1 && e.limit.Equal(op.Limits[0])
 }
 
-// answerTake decides a take of a known key.
+// answerTake decides a take of a key with an entry.
 func (v *visit) answerTake() verdict {
 	e, op, p, fits := v.entry, v.op, v.pending, v.worthLease()
 	hits := engine.Times(op.Take.Cost, op.Take.Count)
@@ -221,12 +221,12 @@ func (v *visit) answerTake() verdict {
 	if fits {
 		v.startRefill()
 	}
-	p.known, p.wait = true, e.wait
+	p.hasEntry, p.wait = true, e.wait
 	if fits && e.wait != nil && hits <= v.maxLease && p.mayWait() {
 		v.queueRefund(e.counter, expired)
 		return later
 	}
-	// If there are too few for this take, the store decides with all there are.
+	// The lease has too few hits for this take, so the store decides after they are refunded.
 	v.refundBefore(expired)
 	e.lease, expired = e.empty()
 	v.refundBefore(expired)
@@ -234,7 +234,7 @@ func (v *visit) answerTake() verdict {
 	return askStore
 }
 
-// refundBefore has g refunded in op's call, before op.
+// refundBefore refunds g in op's call, before op.
 func (v *visit) refundBefore(g grant) {
 	if r := (refund{v.entry.counter, g}); g.left > 0 && !v.discard(&r, v.now) {
 		v.pending.use = rejectionEnds
@@ -242,7 +242,7 @@ func (v *visit) refundBefore(g grant) {
 	}
 }
 
-// serve decides op, which found left hits, by the lease.
+// serve decides op from the lease. left is the number of hits before op.
 func (v *visit) serve(left uint64) {
 	op, g := v.op, &v.entry.held
 	op.Err, op.Origin = nil, backend.FromLease
@@ -255,7 +255,7 @@ func (v *visit) serve(left uint64) {
 	v.shard.served++
 }
 
-// answerLook answers a look at a known key if leased hits cover it.
+// answerLook answers a check of a key with an entry if leased hits cover it.
 func (v *visit) answerLook() verdict {
 	e, t := v.entry, v.op.Take
 	hits := engine.Times(t.Cost, t.Count)
@@ -273,50 +273,50 @@ func (v *visit) answerLook() verdict {
 	return askStore
 }
 
-// addLease notes that the hits leased, if any, are to be added to the store's answer.
+// addLease prepares p so that observe adds leased hits to the store's answer.
 func (v *visit) addLease() {
 	if e, p := v.entry, v.pending; e != nil {
-		p.known, p.wait, p.refills = true, e.wait, e.refills
+		p.hasEntry, p.wait, p.refills = true, e.wait, e.refills
 	}
 }
 
-// changeRule ends the lease of a key that is taken by another rule. Nothing is leased for a while then, in case rules alternate.
+// changeRule ends the lease of a key after a take under another rule. It delays the next lease, in case rules alternate.
 func (v *visit) changeRule() {
 	e := v.entry
 	var unspent grant
 	e.lease, unspent = e.end()
 	v.refundBefore(unspent)
 	if v.maxLease == 0 {
-		v.shard.known.Remove(v.op.Key)
+		v.shard.hot.Remove(v.op.Key)
 		return
 	}
 	*e = entry{lease: e.lease, wait: e.wait, counter: v.counter(), since: v.now, touched: v.now, noRefillBefore: v.now + ruleBackoff}
 	e.remaining = e.runs[:0]
 }
 
-// forget drops what is known about a key, and its lease: after a reset there is nothing to refund hits to.
+// forget drops the entry of a key with its lease. Its hits are not refunded, because a reset has erased their debit.
 func (ls *leases) forget(sh *leaseShard, key backend.Key, hash uint64) {
 	ls.resets.of(hash).Add(1)
-	e, ok := sh.known.Peek(key)
+	e, ok := sh.hot.Peek(key)
 	if !ok {
 		return
 	}
 	var unspent grant
 	e.lease, unspent = e.end()
 	ls.refunds.reset.Add(unspent.left)
-	sh.known.Remove(key)
+	sh.hot.Remove(key)
 }
 
-// learn notes what the store had left at its answer to op, and adds leased hits to the answer. The store was asked at the time
-// asked or later.
-func (ls *leases) learn(op *backend.Op, p *pending, asked engine.Micros) {
-	if !p.known && !op.Mode.Resets() {
+// observe records the hits that the store has left after its answer to op, and adds leased hits to the answer. The store was asked at the
+// time asked or later.
+func (ls *leases) observe(op *backend.Op, p *pending, asked engine.Micros) {
+	if !p.hasEntry && !op.Mode.Resets() {
 		return
 	}
 	sh := ls.shard(p.hash)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	e, ok := sh.known.Peek(op.Key)
+	e, ok := sh.hot.Peek(op.Key)
 	d := &op.Decision
 	switch spent := engine.Times(d.Admitted, op.Take.Cost); {
 	case op.Mode.Resets():
@@ -326,7 +326,7 @@ func (ls *leases) learn(op *backend.Op, p *pending, asked engine.Micros) {
 		e.add(op, p, e.has(ls.now()))
 	default:
 		e.setStoreLeft(d, spent, asked)
-		if spent > 0 && len(e.remaining) > 0 { // a refill has come in the meantime
+		if spent > 0 && len(e.remaining) > 0 { // a refill has arrived in the meantime
 			e.remaining.add(run{low: subtract(d.Left, spent), n: spent})
 			d.Left = e.remaining.takeHighest(spent) + spent
 		}
@@ -336,7 +336,7 @@ func (ls *leases) learn(op *backend.Op, p *pending, asked engine.Micros) {
 // add adds has leased hits to the store's answer.
 func (e *entry) add(op *backend.Op, p *pending, has uint64) {
 	d := &op.Decision
-	if p.wait == nil && p.refills == e.refills { // what is leased was debited before
+	if p.wait == nil && p.refills == e.refills { // leased hits were debited before
 		e.remaining.renumber(d.Left)
 	}
 	d.Left = min(d.Left+has, e.limit.Capacity())
@@ -354,12 +354,12 @@ func (e *entry) add(op *backend.Op, p *pending, has uint64) {
 			d.RetryAfter = 0
 		}
 	}
-	if len(e.remaining) > 0 { // what a take would get
+	if len(e.remaining) > 0 { // the number that a take would report
 		d.Left = max(e.remaining.highest(), engine.Times(d.Admitted, op.Take.Cost))
 	}
 }
 
-// setStoreLeft notes what the store has left after spent of the hits that it reported as left.
+// setStoreLeft records the hits left in the store after spent of those that it reported as left.
 func (e *entry) setStoreLeft(d *engine.Decision, spent uint64, at engine.Micros) {
 	e.storeLeft, e.leftKnown, e.windowEnds = subtract(d.Left, spent), true, 0
 	if d.Window != 0 {
@@ -367,14 +367,14 @@ func (e *entry) setStoreLeft(d *engine.Decision, spent uint64, at engine.Micros)
 	}
 }
 
-// count adds the counts of ls to s.
+// count adds the statistics of ls to s.
 func (ls *leases) count(s *Stats) {
-	f := &ls.refunds // first, so that nothing is counted as gone before it was leased
+	f := &ls.refunds // first, so that no hit is counted as refunded before it is counted as leased
 	s.Returned, s.Full, s.Ended, s.Reset, s.Failed = f.returned.Load(), f.tooMany.Load(), f.ended.Load(), f.reset.Load(), f.failed.Load()
 	for i := range ls.shards {
 		sh := &ls.shards[i]
 		sh.mu.Lock()
-		s.Entries += sh.known.Len()
+		s.Entries += sh.hot.Len()
 		s.Evictions += sh.evicted
 		s.Hits += sh.served
 		s.Leased += sh.leased
@@ -385,7 +385,7 @@ func (ls *leases) count(s *Stats) {
 	s.Held = s.Leased - s.Spent - s.Returned - s.Full - s.Unspent
 }
 
-// evicted refunds what is left of the lease of a key that is dropped. The shard must be locked.
+// evicted refunds the unspent hits of a dropped key. The shard must be locked.
 func (ls *leases) evicted(_ backend.Key, e *entry) {
 	var unspent grant
 	e.lease, unspent = e.end()

@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// TestLateRefill: whatever becomes of a key while hits are being fetched for it, they are spent or refunded.
+// TestLateRefill checks that hits of a refill in progress are spent or refunded, regardless of other operations on the key.
 func TestLateRefill(t *testing.T) {
 	const limit = 10_000
 	for name, disturb := range map[string]func(r *lessor) (admitted uint64){
@@ -35,7 +35,7 @@ func TestLateRefill(t *testing.T) {
 			return 0
 		},
 		"Stopped": func(r *lessor) uint64 { r.stop(); return 0 },
-		"Left": func(r *lessor) uint64 { // by the caller whose call would refund what is leased
+		"Left": func(r *lessor) uint64 { // by the caller whose call would refund the lease
 			ctx, cancel := context.WithCancel(r.Context())
 			cancel()
 			ops := []backend.Op{{Key: keyOf(1), Limits: r.limits, Take: engine.Take{Cost: 60, Count: 1}}}
@@ -50,7 +50,7 @@ func TestLateRefill(t *testing.T) {
 				admitted := uint64(len(r.hits(100, time.Millisecond)))
 				s.delay(50 * time.Millisecond)
 				for leased := r.Stats().Leased; s.fetched() == leased; time.Sleep(time.Millisecond) {
-					admitted += r.do(backend.Take, 1).Admitted // until hits are on their way
+					admitted += r.do(backend.Take, 1).Admitted // until a refill is in progress
 				}
 				s.delay(0)
 				held := r.Held()
@@ -69,7 +69,7 @@ func TestLateRefill(t *testing.T) {
 	}
 }
 
-// TestImpossibleCost: requests that can never pass, many a second, leave a lease alone.
+// TestImpossibleCost checks that frequent requests that can never be admitted do not affect a lease.
 func TestImpossibleCost(t *testing.T) {
 	for name, c := range map[string]struct {
 		limit engine.Limit
@@ -112,7 +112,7 @@ func TestImpossibleCost(t *testing.T) {
 	}
 }
 
-// TestResetDropsRefill: hits that were taken before a reset are not refunded after it, however late they come.
+// TestResetDropsRefill checks that hits taken before a reset are not refunded after it, however late they arrive.
 func TestResetDropsRefill(t *testing.T) {
 	for name, evict := range map[string]bool{"Known": false, "Evicted": true} {
 		t.Run(name, func(t *testing.T) {
@@ -122,7 +122,7 @@ func TestResetDropsRefill(t *testing.T) {
 				r.hits(100, time.Millisecond)
 				s.delay(50 * time.Millisecond)
 				for leased := r.Stats().Leased; s.fetched() == leased; time.Sleep(time.Millisecond) {
-					r.do(backend.Take, 1) // until hits are on their way
+					r.do(backend.Take, 1) // until a refill is in progress
 				}
 				s.delay(0)
 				if evict {
@@ -144,7 +144,7 @@ func TestResetDropsRefill(t *testing.T) {
 	}
 }
 
-// misheld says which replica has more or fewer hits leased than its numbers say, once nothing is asked for any more.
+// misheld returns a description of a replica whose number of leased hits differs from its statistics when no call is in progress, or "".
 func (g *game) misheld() string {
 	g.asking.Wait()
 	for tries := 0; ; tries++ {
@@ -156,7 +156,7 @@ func (g *game) misheld() string {
 				wrong = fmt.Sprintf("%d hits are leased, but its numbers say %+v", m.Held(), s)
 			}
 		}
-		if wrong == "" || g.weather != calm { // there hits may be on their way back for seconds
+		if wrong == "" || g.weather != calm { // in other weather, refunds may take seconds
 			return ""
 		}
 		if tries > 100 {
@@ -165,8 +165,8 @@ func (g *game) misheld() string {
 	}
 }
 
-// unaccounted says what has become of hits that were taken from the store for leases, other than what every replica's
-// numbers say, at the end. Where calls are lost, no one can know.
+// unaccounted compares, at the end, the hits taken from the store for leases with the statistics of all replicas, and describes a
+// difference. If calls are lost, the difference is unknown.
 func (g *game) unaccounted() string {
 	if g.weather == rough {
 		return ""
@@ -184,7 +184,7 @@ func (g *game) unaccounted() string {
 		switch plain := g.limit.Algorithm == engine.FixedWindow && !g.limit.CountRefused; {
 		case s.Held != 0 || m.Held() != 0:
 			return fmt.Sprintf("%d hits are leased at the end: %+v", m.Held(), s)
-		case w.taken != s.Leased, w.spent != s.Spent, s.Reset > 0, s.Failed > 0 && g.weather == calm: // a slow store is not waited for
+		case w.taken != s.Leased, w.spent != s.Spent, s.Reset > 0, s.Failed > 0 && g.weather == calm: // a slow store does not delay the end
 			return fmt.Sprintf("%d hits were taken and %d of them spent: %+v", w.taken, w.spent, s)
 		case w.gave < s.Returned+s.Full, w.gave > s.Returned+s.Full+s.Ended, plain && given == 0 && w.accepted != s.Returned:
 			return fmt.Sprintf("%d hits were refunded, %d of them to windows that counted them: %+v", w.gave, w.accepted, s)

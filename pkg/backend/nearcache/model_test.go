@@ -9,58 +9,57 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// The model is three replicas, a store, the messages between them and the time, and everything that may happen to them,
-// one step after another. A breadth-first search visits every state that any order of steps leads to. The replicas' steps
-// are those of lease.go, the store's those of pkg/engine; what is here is only who may take which step when.
+// The model consists of three replicas, a store, the messages between them, and time. A breadth-first search visits every state that any
+// order of steps reaches. The replicas' steps are those of lease.go, and the store's are those of pkg/engine; this file only determines
+// which steps are possible when.
 //
-// Each step must keep every hit that the store has counted in this window: it was admitted, or a replica holds it, or it
-// is in a reply, or on its way back. Only a replica that dies and a message that is lost may lose some, and no step may
-// gain any. So no more is admitted in a window than the limit, and what is not lost is spent or comes back.
+// Each step must account for every hit that the store has counted in this window: it was admitted, a replica holds it, or it is in a
+// reply or a refund in progress. Only the death of a replica and the loss of a message may lose hits, and no step may create any. So a
+// window never admits more than the limit, and every hit that is not lost is spent or refunded.
 //
-// Refills may bring one hit or two, and leases of any size are refunded, by emptying, by ending with a refill in
-// flight, or because they have expired. Up to the limit modelLate each replica may have a refill that it no longer waits
-// for beside a newer one, or two of them; up to the flag limits one of the three. More are left out: such a refill takes
-// hits from the store and then gives them back, whatever else its replica does, so that a third one adds orders of steps
-// that differ in nothing which a step looks at. Left out as well are
-//   - a reply that comes twice: a call of a store returns once;
-//   - a replica that dies without coming back, and a process that hangs: those are orders in which some steps are never
-//     taken;
-//   - what was admitted, and by whom: it affects no step;
-//   - resets, which TestResetDropsRefill shows, and clocks that differ in speed, as in TestLeaseBound.
+// Refills bring one hit or two. Leases of any size are refunded: by emptying, by ending during a refill, or after they expired. Up to the
+// limit modelLate, each replica may have an abandoned refill in addition to a newer one, or two abandoned ones; up to the flag limits,
+// only one of the three may. More are left out: an abandoned refill takes hits from the store and refunds them regardless of its
+// replica's state, so a third one only adds orders of steps with the same result. Also left out are
+//  - duplicate replies, because a call of a store returns once;
+//  - replicas that die and never restart, and processes that hang, because these are orders in which some steps never occur;
+//  - the admitted hits and their replicas, because they affect no step;
+//  - resets, which TestResetDropsRefill covers, and clocks of different speed, which TestLeaseBound covers.
 
 const (
 	modelTick    engine.Micros = 1_000_000
 	modelWindow                = 2 // ticks
-	modelWindows               = 2 // that are gone into
-	modelTicks                 = 3 // of the time
+	modelWindows               = 2 // number of windows that the search covers
+	modelTicks                 = 3 // duration of the search
 	modelStart                 = 10 * modelWindow * modelTick
-	modelOffset                = 12_345 * modelTick // the replicas' clocks are not the store's
+	modelOffset                = 12_345 * modelTick // offset of the replicas' clocks from the store's
 	modelTTL                   = 2 * modelTick
-	modelLate                  = 2 // up to this limit any replica may have late replies
+	modelLate                  = 2 // up to this limit, each replica may have late replies
 )
 
-// modelGrant is a grant without what is only reported. Its end is in ticks, rounded up, since nothing happens between two.
+// modelGrant is a grant without fields that are only reported. Its end is in ticks, rounded up, because nothing happens between two
+// ticks.
 type modelGrant struct{ left, window, ends uint8 }
 
 // modelCall is a refill between a replica and the store.
 type modelCall struct {
-	number  uint8 // 0: there is none
+	number  uint8 // 0 if there is none
 	decided bool
-	at      uint8 // the time at which the replica sent it
+	at      uint8 // time at which the replica sent it
 	grant   modelGrant
 }
 
-// modelReplica is a lease, the call for its latest refill, and one that it no longer waits for.
+// modelReplica is a lease, the call for its latest refill, and an abandoned call.
 type modelReplica struct {
 	held           modelGrant
 	asked, refills uint8
 	call, other    modelCall
 }
 
-// modelState is all of it.
+// modelState is the complete state of the model.
 type modelState struct {
 	time     uint8 // ticks since the start
-	count    uint8 // of the store's window
+	count    uint8 // hits counted in the store's window
 	begun    bool  // the store has a state of this window
 	gives    [modelWindows]uint8
 	replicas [3]modelReplica
@@ -100,13 +99,13 @@ func (r *modelReplica) lease() lease {
 	return lease{held: r.held.unpack(), asked: uint32(r.asked), refills: uint32(r.refills)}
 }
 
-// set stores l. Only the equality of refill numbers matters, so they are kept small.
+// set stores l. It keeps refill numbers small, because only their equality matters.
 func (r *modelReplica) set(l lease) {
 	r.held = packGrant(l.held)
 	r.asked, r.refills = uint8(l.asked), uint8(l.refills)
 }
 
-// renumber counts the numbers of r from 1 again. Calls that r no longer waits for are alike, whenever they were sent.
+// renumber renumbers the refills of r from 1. Abandoned calls are equivalent, regardless of when they were sent.
 func (r *modelReplica) renumber() {
 	r.other.at, r.other.grant.ends = 0, 0
 	if r.asked == 0 {
@@ -126,14 +125,14 @@ func (r *modelReplica) renumber() {
 	}
 }
 
-// storeCall is a call of the store in some state, and storeAnswer what it does there.
+// storeCall is a call of the store in some state, and storeAnswer its result.
 type (
 	storeCall struct {
 		time, count uint8
 		begun       bool
 		mode        storeMode
-		window      uint8 // that is refunded to
-		want        uint8 // by a refill
+		window      uint8 // window of the refund
+		want        uint8 // hits that a refill requests
 	}
 	storeAnswer struct {
 		count    uint8
@@ -149,7 +148,7 @@ const (
 	storeGive
 )
 
-// store makes the store decide c, and returns its decision.
+// store applies c to the store, and returns its decision.
 func (m *model) store(s *modelState, c storeCall) engine.Decision {
 	c.time, c.count, c.begun = s.time, s.count, s.begun
 	a, ok := m.memo[c]
@@ -161,7 +160,7 @@ func (m *model) store(s *modelState, c storeCall) engine.Decision {
 	return a.decision
 }
 
-// decide lets the engine decide c.
+// decide applies c with the engine.
 func (c storeCall) decide(hits uint64) (a storeAnswer) {
 	limits, now := engine.Limits{modelLimit(hits)}, storeTime(c.time)
 	states := []*engine.State{new(engine.State)}
@@ -182,20 +181,20 @@ func (c storeCall) decide(hits uint64) (a storeAnswer) {
 	return a
 }
 
-// model is a search under way.
+// model is a search in progress.
 type model struct {
 	hits   uint64
-	others int // replicas with late replies at a time, at most
+	others int // maximum number of replicas with late replies
 	seen   map[modelState]struct{}
 	queue  []modelState
 	steps  int
 	wrong  string
-	from   modelState // of the step under way
-	owed   int        // in from
+	from   modelState // state before the current step
+	owed   int        // owed hits of from
 	memo   map[storeCall]storeAnswer
 }
 
-// reach adds a state that a step leads to. The step has admitted that many hits, and must not lose any.
+// reach adds the state after a step. The step admitted the given number of hits, and must not lose any.
 func (m *model) reach(s modelState, i int, step string, admitted int) {
 	if s == m.from {
 		return
@@ -206,7 +205,7 @@ func (m *model) reach(s modelState, i int, step string, admitted int) {
 	m.fault(s, i, step)
 }
 
-// fault adds a state that a step leads to which may lose hits.
+// fault adds the state after a step that may lose hits.
 func (m *model) fault(s modelState, i int, step string) {
 	m.steps++
 	if uint64(s.count) > m.hits || s.owed() < 0 || s.time == m.from.time && s.owed() < m.owed {
@@ -225,7 +224,7 @@ func (m *model) fault(s modelState, i int, step string) {
 	if others > m.others {
 		return
 	}
-	slices.SortFunc(s.replicas[:], compareReplicas) // which is which does not matter
+	slices.SortFunc(s.replicas[:], compareReplicas) // replicas are interchangeable
 	if _, ok := m.seen[s]; !ok {
 		m.seen[s] = struct{}{}
 		m.queue = append(m.queue, s)
@@ -238,8 +237,7 @@ func (m *model) fail(s *modelState, what string) {
 	}
 }
 
-// owed is how many hits of this window the store has counted that no one holds or refunds: they were admitted, or
-// they are lost.
+// owed returns the number of hits counted in this window that no replica holds or refunds: they were admitted, or lost.
 func (s *modelState) owed() int {
 	window := s.time / modelWindow
 	sum := int(s.gives[window])
@@ -257,9 +255,8 @@ func (s *modelState) owed() int {
 	return int(s.count) - sum
 }
 
-// forget merges states that nothing can tell apart: a grant that has ended is like any other one of its window, and
-// what belongs to a window that has ended does not affect the count of the next one, as backendtest shows. If it is
-// still held, one hit stands for all.
+// forget merges equivalent states. All expired grants of a window are equivalent, and hits of past windows do not affect the count of the
+// next one, as backendtest shows. If a replica still holds such hits, one hit represents them.
 func (s *modelState) forget() {
 	window := s.time / modelWindow
 	for i := range s.replicas {
@@ -308,7 +305,7 @@ func compareCalls(a, b *modelCall) int {
 	return slices.Compare(x[:], y[:])
 }
 
-// expand takes every step that s allows.
+// expand takes every step possible in s.
 func (m *model) expand(s modelState) {
 	m.from, m.owed = s, s.owed()
 	if s.time+1 < modelTicks {
@@ -327,7 +324,7 @@ func (m *model) expand(s modelState) {
 		}
 	}
 	for i := range s.replicas {
-		if i > 0 && s.replicas[i] == s.replicas[i-1] { // what the one does the other does too
+		if i > 0 && s.replicas[i] == s.replicas[i-1] { // equal replicas have equal steps
 			continue
 		}
 		m.local(s, i)
@@ -335,14 +332,14 @@ func (m *model) expand(s modelState) {
 	}
 }
 
-// give refunds one of the hits that are on their way: whether they arrive one by one or together does not matter.
+// give refunds one of the hits in refunds in progress. One by one is equivalent to several together.
 func (m *model) give(s modelState, window uint8) {
 	s.gives[window]--
 	m.store(&s, storeCall{mode: storeGive, window: window})
 	m.reach(s, -1, "refunding", 0)
 }
 
-// local takes the steps of a replica for which no message is needed.
+// local takes the steps of a replica that need no message.
 func (m *model) local(s modelState, i int) {
 	now := replicaTime(s.time)
 	l := s.replicas[i].lease()
@@ -382,7 +379,7 @@ func (m *model) local(s modelState, i int) {
 	m.fault(next, i, "dying and coming back")
 }
 
-// back makes a replica refund what it took out of its lease.
+// back makes a replica refund the hits removed from its lease.
 func (m *model) back(s modelState, i int, l lease, unspent grant, step string) {
 	s.replicas[i].set(l)
 	s.refund(unspent)
@@ -395,7 +392,7 @@ func (s *modelState) refund(g grant) {
 	}
 }
 
-// messages takes the steps of a replica's calls: the store decides them, and what it decided arrives.
+// messages takes the steps of a replica's calls: the store's decision, and the arrival of the reply.
 func (m *model) messages(s modelState, i int) {
 	for which := range 2 {
 		call := func(r *modelReplica) *modelCall { return [...]*modelCall{&r.call, &r.other}[which] }
@@ -418,8 +415,7 @@ func (m *model) messages(s modelState, i int) {
 	}
 }
 
-// decide makes the store decide on a refill of the given number of hits. A refill that grants nothing is equivalent to
-// a lost one.
+// decide applies a refill of the given number of hits to the store. A refill that grants nothing is equivalent to a lost one.
 func (m *model) decide(s modelState, i int, call func(*modelReplica) *modelCall, want uint64) {
 	c := call(&s.replicas[i])
 	d := m.store(&s, storeCall{mode: storeRefill, want: uint8(want)})
@@ -433,7 +429,7 @@ func (m *model) decide(s modelState, i int, call func(*modelReplica) *modelCall,
 
 var modelLimits = flag.Uint64("limits", 3, "up to which limit TestModel goes; A7 of make chaos goes up to 6, in seven times as long")
 
-// TestModel visits every state for each limit.
+// TestModel searches all states for each limit.
 func TestModel(t *testing.T) {
 	t.Parallel()
 	for hits := uint64(1); hits <= *modelLimits; hits++ {

@@ -21,8 +21,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// wire is a replica's way to the store they share: slow, and of calls and replies it loses some and doubles others. What
-// refunds hits comes once or not at all, as stores send nothing twice.
+// wire is a replica's slow, unreliable connection to the shared store: it loses some calls and replies and duplicates others. It delivers
+// refunds at most once, because stores send nothing twice.
 type wire struct {
 	*fleet
 
@@ -30,18 +30,18 @@ type wire struct {
 
 	dead     bool   // the replica's process has died
 	taken    uint64 // hits that were debited for leases
-	gave     uint64 // hits of leases that came back
-	accepted uint64 // those of them that windows counted
-	spent    uint64 // hits that were admitted without asking the store
+	gave     uint64 // leased hits that were refunded
+	accepted uint64 // part of gave that windows counted
+	spent    uint64 // hits admitted without the store
 }
 
-// trace is what became of a request; its context holds it.
+// trace records the handling of a request, whose context holds it.
 type trace struct {
 	asked bool
 	moment
 }
 
-// moment is when hits were admitted, by the store's clock, as the how manieth event, and how many were leased then.
+// moment is the time of an event on the store's clock, its sequence number, and the number of leased hits then.
 type moment struct {
 	at          engine.Micros
 	nth         int
@@ -53,7 +53,7 @@ type traceKey struct{}
 
 var errLost = errors.New("lost")
 
-// Apply decides ops, some of which get an error instead of an answer.
+// Apply applies ops. Some get an error instead of an answer.
 func (w *wire) Apply(ctx context.Context, ops []backend.Op) {
 	before, after, fate := w.delays()
 	time.Sleep(before)
@@ -99,13 +99,13 @@ func lose(ops []backend.Op) {
 	}
 }
 
-// fleet is replicas and what they share.
+// fleet is a set of replicas and their shared state.
 type fleet struct {
 	store backend.Backend
 
 	mu       sync.Mutex
 	rand     *rand.Rand
-	debited  map[backend.Key]uint64 // hits for leases, less those that came back
+	debited  map[backend.Key]uint64 // hits debited for leases, less those refunded
 	events   int
 	weather  weather
 	replicas []*member
@@ -113,13 +113,13 @@ type fleet struct {
 	running  sync.WaitGroup
 }
 
-// weather is how calls fare.
+// weather is the reliability of calls.
 type weather uint8
 
 const (
-	calm  weather = iota // they take a millisecond at most
-	slow                 // some take seconds, but all arrive, so that hits that are lost do not hide such as come twice
-	rough                // some are lost, or arrive twice
+	calm  weather = iota // calls take at most a millisecond
+	slow                 // some calls take seconds, but all arrive, so that lost hits do not mask duplicate ones
+	rough                // some calls are lost or duplicated
 )
 
 // member is a replica.
@@ -136,11 +136,11 @@ func (f *fleet) moment(key backend.Key) moment {
 	return moment{at: now(), nth: f.events, outstanding: f.debited[key]}
 }
 
-// fine is what becomes of most calls; what is less is bad.
+// fine is the most common fate of calls; smaller values are faults.
 const fine = 100
 
-// delays draws how long a call and its reply are on their way, and whether something happens to them: the call is lost,
-// arrives twice, or its reply is lost; mostly, nothing happens.
+// delays draws the delays of a call and its reply, and the fate of the call: usually fine, otherwise it is lost, it is duplicated, or its
+// reply is lost.
 func (f *fleet) delays() (before, after time.Duration, fate int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -163,7 +163,7 @@ func (f *fleet) delays() (before, after time.Duration, fate int) {
 	return before, after, fate
 }
 
-// apply decides one op, and keeps account of what is debited for leases. f.mu must be held.
+// apply applies one op, and tracks the hits debited for leases. f.mu must be held.
 func (w *wire) apply(ctx context.Context, ops []backend.Op) {
 	op := &ops[0]
 	before := w.counted(ctx, op)
@@ -179,7 +179,7 @@ func (w *wire) apply(ctx context.Context, ops []backend.Op) {
 	}
 }
 
-// counted returns what windows have counted of op's key, if op refunds hits.
+// counted returns the hits counted in the window of op's key, if op refunds hits.
 func (f *fleet) counted(ctx context.Context, op *backend.Op) uint64 {
 	if op.Mode != backend.Refund || len(op.Limits) != 1 || op.Limits[0].Algorithm != engine.FixedWindow {
 		return 0
@@ -187,7 +187,7 @@ func (f *fleet) counted(ctx context.Context, op *backend.Op) uint64 {
 	return count(ctx, f.store, op.Key, op.Limits[0])
 }
 
-// count returns how many hits the window of a key has counted.
+// count returns the hits counted in the window of a key.
 func count(ctx context.Context, store backend.Backend, key backend.Key, l engine.Limit) uint64 {
 	l.Hits = math.MaxUint32
 	look := []backend.Op{{Key: key, Limits: engine.Limits{l}, Mode: backend.Peek, Take: engine.Take{Count: 1}}}
@@ -195,10 +195,10 @@ func count(ctx context.Context, store backend.Backend, key backend.Key, l engine
 	return l.Hits - look[0].Decision.Left
 }
 
-// now is the store's time.
+// now returns the store's time.
 func now() engine.Micros { return engine.Micros(time.Now().UnixMicro()) }
 
-// start starts a replica, whose clock has an origin of its own and loses or gains up to 200 µs a second.
+// start starts a replica with its own clock, which has a random offset and gains or loses up to 200 µs per second.
 func (f *fleet) start(keys int) *member {
 	f.mu.Lock()
 	offset, drift := f.rand.Int64N(1e12), f.rand.Int64N(401)-200
@@ -215,28 +215,28 @@ func (f *fleet) start(keys int) *member {
 	return m
 }
 
-// bound checks that what is admitted on a counter stays within what its algorithm promises.
+// bound checks that the hits admitted on a counter do not exceed the guarantee of its algorithm.
 type bound struct {
-	limit    engine.Limit // with the most hits and the largest burst of all that were in force
-	rate     float64      // the highest, in hits per µs
-	given    uint64       // hits
+	limit    engine.Limit // with the largest number of hits and the largest burst so far
+	rate     float64      // highest rate so far, in hits per µs
+	given    uint64       // hits refunded
 	admitted []moment
 }
 
-// allow makes room for a limit that comes into force.
+// allow extends the bound for a new limit.
 func (b *bound) allow(l engine.Limit) {
 	b.limit.Hits, b.limit.Burst = max(b.limit.Hits, l.Hits), max(b.limit.Burst, l.Burst)
 	b.rate = max(b.rate, float64(l.Hits)/float64(l.Window))
 }
 
-// wrong says what is wrong with what was admitted; empty is nothing.
+// wrong describes a violation of the bound, or returns "".
 func (b *bound) wrong() string {
 	slices.SortFunc(b.admitted, func(x, y moment) int { return cmp.Or(cmp.Compare(x.at, y.at), cmp.Compare(x.nth, y.nth)) })
 	if b.limit.Algorithm == engine.FixedWindow {
 		return b.wrongWindow()
 	}
 	start := engine.Micros(0)
-	sum, worst := 0.0, math.Inf(-1) // the greatest of rate·t − (admitted before) − outstanding, over all t
+	sum, worst := 0.0, math.Inf(-1) // maximum of rate·t − (admitted before) − outstanding, over all t
 	for i, m := range b.admitted {
 		if i == 0 {
 			start = m.at
@@ -262,8 +262,8 @@ func (b *bound) wrongWindow() string {
 	return ""
 }
 
-// TestLeaseBound: whatever the clocks, and whatever the order of requests, evictions, reloads, deaths, and of calls and
-// replies that are lost, late or doubled, no more is admitted than the bound allows. Where nothing is lost, no hit is.
+// TestLeaseBound checks that no more hits are admitted than the bound allows, for any clocks and any order of requests, evictions,
+// reloads, deaths, and lost, late or duplicated calls and replies. If nothing is lost, no hit is lost.
 func TestLeaseBound(t *testing.T) {
 	for _, a := range []engine.Algorithm{engine.FixedWindow, engine.TokenBucket} {
 		t.Run(a.String(), func(t *testing.T) {
@@ -289,8 +289,7 @@ func TestLeaseBound(t *testing.T) {
 	}
 }
 
-// play plays a sequence in a bubble of its own. Panics with which r ends a sequence early are passed from the bubble to
-// the caller.
+// play runs a random sequence in a bubble. Panics that end the sequence early propagate from the bubble to the caller.
 func play(t *testing.T, r *rapid.T, a engine.Algorithm) (g *game) {
 	t.Helper()
 	var thrown any
@@ -308,17 +307,17 @@ func play(t *testing.T, r *rapid.T, a engine.Algorithm) (g *game) {
 	return g
 }
 
-// game is a random sequence under way.
+// game is a random sequence in progress.
 type game struct {
 	*fleet
 
-	limit  engine.Limit   // of the rules that all began with
-	limits []engine.Limit // of each replica
+	limit  engine.Limit   // of the initial rules
+	limits []engine.Limit // by replica
 	lease  backend.Lease
 	keys   int
 	bounds []*bound
 	asking sync.WaitGroup
-	lost   string // what is wrong at the end; see unaccounted
+	lost   string // violation found at the end; see unaccounted
 
 	leased, admitted, rejected, failed uint64 // guarded by mu
 }
@@ -353,7 +352,7 @@ func newGame(t *rapid.T, a engine.Algorithm) *game {
 	return g
 }
 
-// step sends a burst of requests to a replica, or does something else to it, and lets time pass.
+// step sends a burst of requests to a replica, or disturbs it, and lets time pass.
 func (g *game) step(t *rapid.T) {
 	i := rapid.IntRange(0, len(g.replicas)-1).Draw(t, "replica")
 	m := g.replicas[i]
@@ -369,7 +368,7 @@ func (g *game) step(t *rapid.T) {
 		}
 		switch rapid.IntRange(0, 40).Draw(t, "another mode") {
 		case 40:
-			b.mode, b.n, b.lease = backend.Refund, 1, backend.LeaseAuto // unlike what comes from a lease
+			b.mode, b.n, b.lease = backend.Refund, 1, backend.LeaseAuto // unlike the refund of a lease
 		case 39:
 			b.mode = backend.Peek
 		case 38, 37:
@@ -399,7 +398,7 @@ func (g *game) step(t *rapid.T) {
 	time.Sleep(time.Duration(rapid.SampledFrom([]int{0, 1, 30, 200, 1000, 5000}).Draw(t, "ms")) * time.Millisecond)
 }
 
-// reloaded draws the limit of a replica that reloads its rules: often the first one again.
+// reloaded draws the limit of a replica after a reload: often the initial one.
 func (g *game) reloaded(t *rapid.T) engine.Limit {
 	l := g.limit
 	if rapid.Bool().Draw(t, "as at first") {
@@ -414,25 +413,25 @@ func (g *game) reloaded(t *rapid.T) engine.Limit {
 	return l
 }
 
-// replace stops a replica, and starts another one.
+// replace stops a replica and starts another one.
 func (g *game) replace(i int) {
 	g.replicas[i].stop()
 	g.stopped = append(g.stopped, g.replicas[i])
 	g.replicas[i] = g.start(1000)
 }
 
-// burst is requests of one kind, one after the other.
+// burst is a sequence of equal requests.
 type burst struct {
 	key, n int
 	cost   uint64
 	mode   backend.Mode
-	gone   bool // their callers do not wait for an answer
+	gone   bool // callers do not wait for an answer
 	each   time.Duration
 	limit  engine.Limit
 	lease  backend.Lease
 }
 
-// ask sends a burst, each of its requests in a goroutine of its own.
+// ask sends a burst, each request in its own goroutine.
 func (g *game) ask(m *member, b burst) {
 	for range b.n {
 		g.asking.Go(func() { g.one(m, b) })
@@ -479,7 +478,7 @@ func (g *game) one(m *member, b burst) {
 	g.bounds[b.key].admitted = append(g.bounds[b.key].admitted, tr.moment)
 }
 
-// end waits for all that is under way.
+// end waits for all requests and replicas.
 func (g *game) end() {
 	g.asking.Wait()
 	for _, m := range g.replicas {

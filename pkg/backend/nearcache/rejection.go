@@ -11,22 +11,22 @@ import (
 // rejection is a remembered rejection. It is immutable.
 type rejection struct {
 	limits        engine.Limits   // a copy, because the caller may reuse its own
-	penalty       *engine.Penalty // likewise; nil if there is none
+	penalty       *engine.Penalty // a copy; nil if there is none
 	rejectsTakes  bool            // it answers takes too, which are then not counted
-	rejectsProbes bool            // it answers looks of cost 0 too
+	rejectsProbes bool            // it answers checks of cost 0 too
 	cost          uint64
-	at            engine.Micros // before the store was asked
-	until         engine.Micros // remembered until
-	renewed       chan struct{} // closed when the store was asked again; nil unless it will still reject at the time until
+	at            engine.Micros // time before the store was asked
+	until         engine.Micros // time until which it is remembered
+	renewed       chan struct{} // closed when the store has been asked again; nil unless it will still reject at until
 	decision      engine.Decision
 }
 
-// rejectionOf returns the rejection in op, which the store has answered, having been asked at the given time or later. It
-// returns nil if there is none, or none that may be remembered:
-//   - of slots held at the same time, which any caller may release;
-//   - of a window that never ends, which only an operator can change;
-//   - of a cost that can never pass, which no time ends, except where longest is untilEnd and its window is overdrawn;
-//   - of a look behind a penalty that a take would start.
+// rejectionOf returns the rejection in op after the store's answer. The store was asked at the time at or later. It returns nil if op was
+// not rejected, or if the rejection must not be remembered:
+//   - on a concurrency limit, whose slots any caller may release;
+//   - on a window that never ends, which only an operator can change;
+//   - of a cost that can never be admitted, which has no end, unless longest is untilEnd and the window is overdrawn;
+//   - of a check behind a penalty that a take would start.
 func rejectionOf(op *backend.Op, at, longest engine.Micros) *rejection {
 	d := &op.Decision
 	cost := rejectedCost(op, longest)
@@ -34,7 +34,7 @@ func rejectionOf(op *backend.Op, at, longest engine.Micros) *rejection {
 		return nil
 	}
 	retry := d.RetryAfter
-	if retry == engine.Never { // the window is overdrawn, which rejects lower costs too until it ends
+	if retry == engine.Never { // the window is overdrawn, and rejects lower costs too until it ends
 		retry = d.ResetAfter
 	}
 	span := min(minusDrift(micros(retry)), longest)
@@ -55,10 +55,10 @@ func rejectionOf(op *backend.Op, at, longest engine.Micros) *rejection {
 	if op.Penalty != nil {
 		r.penalty = new(*op.Penalty)
 	}
-	left := d.Left - min(d.Left, d.Admitted*cost) // as the first rejected one of several found it
+	left := d.Left - min(d.Left, d.Admitted*cost) // the hits left for the first rejected take
 	if l := &op.Limits[0]; counts {
-		// A window that rejected hits have taken above its limit rejects everything until it ends, whether more are
-		// counted or not. One exactly at its limit still admits a look with a cost of 0.
+		// A window that rejected hits have filled beyond its limit rejects everything until it ends, whether more hits are counted or
+		// not. A window exactly at its limit admits a check with a cost of 0.
 		over := d.Penalty > 0 || op.Mode == backend.Take || op.Take.Cost == 0
 		r.rejectsTakes = l.Algorithm == engine.FixedWindow && l.Align == engine.AlignClock && over && !l.LateCharge
 		r.rejectsProbes = l.Algorithm != engine.FixedWindow || op.Take.Cost == 0 || op.Mode == backend.Take && d.Penalty == 0
@@ -70,16 +70,16 @@ func rejectionOf(op *backend.Op, at, longest engine.Micros) *rejection {
 	return r
 }
 
-// rejectedCost is the least cost that op's answer rejects for the time being, 0 if it rejects none.
+// rejectedCost returns the smallest cost that op's answer rejects for now, or 0 if it rejects none.
 func rejectedCost(op *backend.Op, longest engine.Micros) uint64 {
 	cost := max(op.Take.Cost, 1)
 	switch {
 	case op.Err != nil || op.Decision.Admitted >= op.Take.Count:
 		return 0
 	case spends(op):
-	case op.Mode == backend.Peek && startsLow(op.Limits): // it has not started the bucket, and the caller that takes does
+	case op.Mode == backend.Peek && startsLow(op.Limits): // it has not started the bucket; a take will
 		return 0
-	case (op.Mode == backend.Take || op.Mode == backend.Peek) && op.Decision.Admitted == 0: // what a look admits is not spent, so the next look is admitted too
+	case (op.Mode == backend.Take || op.Mode == backend.Peek) && op.Decision.Admitted == 0: // a check consumes nothing, so an admitted one is repeatable
 	default:
 		return 0
 	}
@@ -93,15 +93,15 @@ func rejectedCost(op *backend.Op, longest engine.Micros) uint64 {
 	}
 }
 
-// startsLow reports whether one of l is a bucket that starts with less than its burst when it is first asked.
+// startsLow reports whether one of l is a bucket that starts below its burst.
 func startsLow(l engine.Limits) bool {
 	return slices.ContainsFunc(l, func(l engine.Limit) bool { return engine.ParamInitial.TakenBy(l.Algorithm) && l.Initial < l.Burst })
 }
 
-// untilEnd is [UntilEnd].
+// untilEnd is [UntilEnd] in microseconds.
 const untilEnd = engine.Micros(UntilEnd / time.Microsecond)
 
-// overdrawn reports whether op, which was rejected, has left a window that rejects everything until it ends.
+// overdrawn reports whether op, which was rejected, leaves a window that rejects everything until it ends.
 func overdrawn(op *backend.Op) bool {
 	if !spends(op) || op.Penalty != nil || len(op.Limits) != 1 {
 		return false
@@ -110,17 +110,16 @@ func overdrawn(op *backend.Op) bool {
 	return l.Algorithm == engine.FixedWindow && l.Align == engine.AlignClock && l.CountRefused
 }
 
-// minusDrift shortens a span of the store's clock so that it ends in time by a local clock that may lose 200 µs per
-// second.
+// minusDrift shortens a span of the store's clock so that it does not end later on a local clock that may lose 200 µs per second.
 func minusDrift(span engine.Micros) engine.Micros { return span - (span+drift-1)/drift }
 
-// plusDrift lengthens a span of the store's clock so that it has ended by a local clock that may gain 200 µs per second.
+// plusDrift lengthens a span of the store's clock so that it does not end earlier on a local clock that may gain 200 µs per second.
 func plusDrift(span engine.Micros) engine.Micros { return span + (span+drift-1)/drift }
 
-// drift is one part in 5,000.
+// drift is the reciprocal of the maximum drift of clocks, 200 ppm.
 const drift = 5000
 
-// passable reports whether all limits would admit cost at some time, and a rejection by them holds until then.
+// passable reports whether every limit would eventually admit cost, and its rejections are valid until then.
 func passable(limits engine.Limits, cost uint64) bool {
 	for i := range limits {
 		if l := &limits[i]; !l.Algorithm.Remembered() || cost > l.MaxCost() {
@@ -130,10 +129,10 @@ func passable(limits engine.Limits, cost uint64) bool {
 	return true
 }
 
-// live reports whether r holds at now. If the clock was set back to before r was made, it does not.
+// live reports whether r is valid at now. It is not if the clock was set back to before r.
 func (r *rejection) live(now engine.Micros) bool { return r.at <= now && now < r.until }
 
-// sameRule reports whether r was made by the same rule as op's.
+// sameRule reports whether r comes from the same rule as op.
 func (r *rejection) sameRule(op *backend.Op) bool {
 	if (r.penalty == nil) != (op.Penalty == nil) || r.penalty != nil && *r.penalty != *op.Penalty {
 		return false
@@ -141,19 +140,19 @@ func (r *rejection) sameRule(op *backend.Op) bool {
 	return slices.EqualFunc(r.limits, op.Limits, engine.Limit.Equal)
 }
 
-// rejects reports whether r is the answer to op, which has the same rule.
+// rejects reports whether r answers op, which has the same rule.
 func (r *rejection) rejects(op *backend.Op) bool {
 	if cost := max(op.Take.Cost, 1); op.Take.Count == 0 || cost != r.cost && !r.times(cost) {
 		return false
 	}
-	if op.Take.Cost == 0 { // a look, whatever the mode
+	if op.Take.Cost == 0 { // a check, in any mode
 		return r.rejectsProbes
 	}
 	return op.Mode == backend.Peek || r.rejectsTakes
 }
 
-// times reports whether r knows the times of a rejection of another cost too: that of a greater one, for which a fixed window
-// has to end as well, or one that can never pass.
+// times reports whether the times of r also apply to another cost: a larger one on a fixed window, which also waits for its end, or one
+// that can never be admitted.
 func (r *rejection) times(cost uint64) bool {
 	if cost < r.cost || len(r.limits) != 1 {
 		return false
@@ -161,22 +160,22 @@ func (r *rejection) times(cost uint64) bool {
 	return r.penalty == nil && r.limits[0].Algorithm == engine.FixedWindow || !passable(r.limits, cost)
 }
 
-// delays reports whether op, which the store has answered, has spent hits that make others wait longer. The end of a fixed
-// window does not move.
+// delays reports whether op, after the store's answer, consumed hits that prolong the wait of other ops. The end of a fixed window does
+// not move.
 func delays(op *backend.Op) bool {
 	l := &op.Limits[0]
 	return spends(op) && (op.Decision.Admitted > 0 || l.CountRefused && l.Algorithm != engine.FixedWindow)
 }
 
-// decide returns the decision for op at now. Times count down from before the store was asked, so that they end no
-// later than the store's. Left is what the cost that was rejected found, and Strictest, to which all times refer, is the
-// limit of a list that was the strictest then.
+// decide returns the decision for op at now. Times count down from before the store was asked, so they end no later than the store's.
+// Left is the number that the rejected cost found. Strictest, the limit that all times refer to, is the strictest limit of a list at that
+// time.
 func (r *rejection) decide(op *backend.Op, now engine.Micros) engine.Decision {
 	d := r.decision
 	gone := time.Duration(now-r.at) * time.Microsecond
 	d.ResetAfter = max(d.ResetAfter-gone, 0)
 	if d.ResetAfter == 0 {
-		d.Window = 0 // the window has ended; it is a penalty that still rejects
+		d.Window = 0 // the window has ended; a penalty still rejects
 	}
 	d.RetryAfter = max(d.RetryAfter-gone, 0)
 	d.Penalty = max(d.Penalty-gone, 0)

@@ -18,34 +18,33 @@ const (
 
 // rejections remembers rejections.
 //
-// A remembered rejection ends with the epoch of its key. A refund, a reset or a changed limit starts a new epoch, both before
-// the store is asked and when it has answered. So does an admitted op that delays the rejected one, when the store has
-// answered. A rejection is valid only if the epoch in which the store was asked is still the current one. So it never outlives
-// what this replica has done, in whatever order answers arrive. Keys may share an epoch, which is rare because there are many
-// epochs; a rejection then ends early.
+// A remembered rejection ends with the epoch of its key. A refund, a reset or a changed limit starts a new epoch, both before the store
+// is asked and after its answer. So does an admitted op that delays the rejected one, after the answer. A rejection is valid only if the
+// epoch has not changed since the store was asked. So it never outlives this replica's operations, in whatever order answers arrive. Keys
+// may share an epoch, which is rare because there are many; a rejection then ends early.
 type rejections struct {
 	longest engine.Micros
 	shards  []rejectionShard
 	epochs  []epoch
 }
 
-// epoch is the epoch of some keys, and the state of the ops that the store is deciding for them. Two rules may use the same
-// key, during a reload or if requests carry limits. An op under one rule may lift a rejection by the other, and the order in
-// which the store decides them is unknown.
+// epoch is the epoch of some keys, and the state of the ops that the store is deciding for them. Two rules may use the same key, during a
+// reload or if requests carry limits. An op under one rule may lift a rejection under the other, and the order of the store's decisions
+// is unknown.
 type epoch struct {
 	now    atomic.Uint32
 	mu     sync.Mutex
 	asked  uint32 // number of takes and checks in progress
 	rule   uint32 // hash of the rule of the first of them
 	cost   uint64 // of the first of them
-	differ bool   // they have different rules; until none is in progress
-	mixed  bool   // one may be admitted while another cost is rejected; until none is in progress
+	differ bool   // rules differ; valid until none is in progress
+	mixed  bool   // one may be admitted while another cost is rejected; valid until none is in progress
 }
 
-// next starts a new epoch, and returns it.
+// next starts a new epoch and returns it.
 func (e *epoch) next() uint32 { return e.now.Add(1) }
 
-// ask registers op, a take or a check that the store decides. other means that a rejection of another cost is remembered.
+// ask registers op, a take or a check, before the store decides it. other means that a rejection of another cost is remembered.
 func (e *epoch) ask(op *backend.Op, p *pending, other bool) {
 	rule, cost := ruleHash(op), max(op.Take.Cost, 1)
 	e.mu.Lock()
@@ -65,7 +64,7 @@ func (e *epoch) ask(op *backend.Op, p *pending, other bool) {
 	e.asked++
 }
 
-// answered ends what ask began, and returns e.mixed.
+// answered unregisters an op after the store's answer, and returns e.mixed.
 func (e *epoch) answered() (mixed bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -91,7 +90,7 @@ func ruleHash(op *backend.Op) uint32 {
 
 // rejectionShard remembers the rejections of some keys.
 type rejectionShard struct {
-	adding sync.Mutex // held while a key is added, so that a new one is counted once
+	adding sync.Mutex // held while a key is added, so that a new key is counted once
 	added  uint64     // number of new keys; guarded by adding
 	cache  *lru.TwoQueueCache[backend.Key, *remembered]
 	served paddedCounter
@@ -99,7 +98,7 @@ type rejectionShard struct {
 	misses, expired paddedCounter
 }
 
-// remembered is a rejection in the table, and its state. A fresh one answers ops until it expires. The op that finds it expired
+// remembered is a rejection in the table with its state. A fresh rejection answers ops until it expires. The op that finds it expired
 // renews it, by asking the store, while others wait; the store's answer makes it old.
 type remembered struct {
 	rejection
@@ -133,13 +132,13 @@ func (r *rejections) shard(hash uint64) *rejectionShard {
 
 func (r *rejections) epoch(hash uint64) *epoch { return &r.epochs[hash>>32%epochs] }
 
-// asks reports whether a rejection may answer op: a take or a check without a reservation. An op with a reservation may end
-// expired reservations, and so lift a rejection.
+// asks reports whether a rejection may answer op: a take or a check without a reservation. An op with a reservation may end expired
+// reservations, which lifts rejections.
 func asks(op *backend.Op) bool {
 	return (op.Mode == backend.Take || op.Mode == backend.Peek) && op.Reserve == nil
 }
 
-// answer decides op by a remembered rejection, or prepares p for asking the store, or sets p.wait.
+// answer decides op from a remembered rejection, or prepares p for the store, or sets p.wait.
 func (r *rejections) answer(op *backend.Op, p *pending, now engine.Micros) verdict {
 	if !asks(op) {
 		r.ask(op, p, false)
@@ -155,7 +154,7 @@ func (r *rejections) answer(op *backend.Op, p *pending, now engine.Micros) verdi
 		case m.state.Load() == renewing && m.renewed != nil && m.sameRule(op) && m.rejects(op) && p.mayWait():
 			p.wait = m.renewed
 			return later
-		case m.state.Load() != fresh: // it stays so if the clock is set back
+		case m.state.Load() != fresh: // remains so if the clock is set back
 		case !m.sameRule(op):
 			p.use = rejectionEnds
 			e.next()
@@ -172,14 +171,14 @@ func (r *rejections) answer(op *backend.Op, p *pending, now engine.Micros) verdi
 	return askStore
 }
 
-// end makes m old, and lets those continue that wait.
+// end makes m old and wakes up waiting ops.
 func (m *remembered) end() {
 	if m.state.Store(old); m.renewed != nil {
 		close(m.renewed)
 	}
 }
 
-// ask prepares p for asking the store about op. other means that a rejection of another cost may be remembered.
+// ask prepares p for the store. other means that a rejection of another cost may be remembered.
 func (r *rejections) ask(op *backend.Op, p *pending, other bool) {
 	e := r.epoch(p.hash)
 	if asks(op) {
@@ -190,15 +189,15 @@ func (r *rejections) ask(op *backend.Op, p *pending, other bool) {
 	e.next()
 }
 
-// countMiss counts op, a take or a check that no rejection answers, unless its request has asked before.
+// countMiss counts op, a take or a check that no rejection answered, unless its request has asked before.
 func (r *rejections) countMiss(op *backend.Op, p *pending) {
 	if !op.Again {
 		r.shard(p.hash).misses.Add(1)
 	}
 }
 
-// learn remembers or ends a rejection by the store's answer to op. The store was asked at the time asked or later.
-func (r *rejections) learn(op *backend.Op, p *pending, asked engine.Micros) {
+// observe remembers or ends a rejection according to the store's answer to op. The store was asked at the time asked or later.
+func (r *rejections) observe(op *backend.Op, p *pending, asked engine.Micros) {
 	if p.renews != nil {
 		defer p.renews.end()
 	}
@@ -224,7 +223,7 @@ func (r *rejections) learn(op *backend.Op, p *pending, asked engine.Micros) {
 	sh.cache.Add(op.Key, &remembered{rejection: *rejected, epoch: p.epoch})
 }
 
-// count adds the numbers of r to s.
+// count adds the statistics of r to s.
 func (r *rejections) count(s *Stats) {
 	for i := range r.shards {
 		sh := &r.shards[i]
@@ -242,7 +241,7 @@ func (r *rejections) count(s *Stats) {
 	s.Evictions += s.Forgotten
 }
 
-// paddedCounter is a counter with a cache line of its own, so that shards do not slow each other down.
+// paddedCounter is a counter in a cache line of its own, against false sharing.
 type paddedCounter struct {
 	atomic.Uint64
 

@@ -34,7 +34,7 @@ func TestRejectionLastsASecond(t *testing.T) {
 	})
 }
 
-// A look writes nothing, so what it finds of a bucket that has not been started yet must not keep a take from starting it.
+// TestLookDoesNotStart: a peek writes nothing, so the rejection of a peek at a new bucket must not keep a take from starting it.
 func TestLookDoesNotStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := bucket(1, 5*second)
@@ -50,8 +50,8 @@ func TestLookDoesNotStart(t *testing.T) {
 	})
 }
 
-// The second, or other period, for which a rejection is remembered begins before the store is asked, and T is the
-// store's.
+// TestRejectionUntilT checks that the time for which a rejection is remembered begins before the store is asked, and that T is on the
+// store's clock.
 func TestRejectionUntilT(t *testing.T) {
 	for _, longest := range []time.Duration{0, 1<<63 - 1} {
 		synctest.Test(t, func(t *testing.T) {
@@ -61,7 +61,7 @@ func TestRejectionUntilT(t *testing.T) {
 			time.Sleep(200*time.Millisecond - drift - time.Microsecond)
 			r.takes(1, false, false)
 			time.Sleep(time.Microsecond)
-			r.do(backend.Peek, 1, true) // this clock may be behind the store's
+			r.do(backend.Peek, 1, true) // this clock may be slower than the store's
 			time.Sleep(drift)
 			r.takes(1, true, true)
 		})
@@ -80,7 +80,7 @@ func TestRejectionUntilT(t *testing.T) {
 	}
 }
 
-// Many callers over their limit cost the store one call a second, even if answers take a while.
+// TestRejectedCrowd checks that many callers over their limit cost the store one call per second, even if answers are slow.
 func TestRejectedCrowd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()
@@ -117,7 +117,7 @@ func TestRejectionOfCosts(t *testing.T) {
 		if d := r.takes(11, false, false); d.RetryAfter != engine.Never {
 			t.Errorf("a cost that can never pass may be repeated after %v, want never", d.RetryAfter)
 		}
-		r.takes(7, false, true) // has to wait for longer
+		r.takes(7, false, true) // has a longer wait
 		r.takes(7, false, false)
 		r.takes(1, true, true)
 		r.do(backend.Peek, 0, true)
@@ -125,7 +125,7 @@ func TestRejectionOfCosts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newReplica(t, newStore(), nearcache.Config{}, bucket(10, hour))
 		for range 3 {
-			r.takes(11, false, true) // can never pass
+			r.takes(11, false, true) // can never be admitted
 		}
 		r.limits = engine.Limits{bucket(0, hour)}
 		for range 3 {
@@ -134,8 +134,8 @@ func TestRejectionOfCosts(t *testing.T) {
 	})
 }
 
-// A rejection says when this request would pass, not when a smaller one would: for a fixed window that is one time for all, and
-// otherwise the store is asked. What is admitted in between makes those wait longer that are rejected.
+// TestRejectionTimesAreThoseOfTheCost checks that a rejection reports the time at which its own cost is admitted, not that of a smaller
+// cost. On a fixed window, both are the same; otherwise, the store is asked. Hits admitted in between prolong the wait of rejected ops.
 func TestRejectionTimesAreThoseOfTheCost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newReplica(t, newStore(), nearcache.Config{}, engine.Limit{Algorithm: engine.SlidingLog, Hits: 3, Window: minute})
@@ -162,14 +162,14 @@ func TestRejectionTimesAreThoseOfTheCost(t *testing.T) {
 		r.takes(2, false, true)
 		first := r.takes(2, false, false)
 		is(r.takes(3, false, false), first.RetryAfter)
-		r.penalty = &engine.Penalty{For: second, Max: second, Escalate: 1} // which is over before the window
+		r.penalty = &engine.Penalty{For: second, Max: second, Escalate: 1} // ends before the window
 		r.takes(1, false, true)
 		r.takes(2, false, true)
 	})
 }
 
-// As in envoyproxy/ratelimit's local cache, the store is not asked again about a window that rejected hits have
-// overdrawn, whatever the cost, even if the limit is 0.
+// TestRejectionUntilEnd checks that, as in envoyproxy/ratelimit's local cache, the store is not asked again about a window overdrawn by
+// rejected hits, whatever the cost, even if the limit is 0.
 func TestRejectionUntilEnd(t *testing.T) {
 	for _, limit := range []uint64{0, 10} {
 		synctest.Test(t, func(t *testing.T) {
@@ -199,13 +199,13 @@ func TestRejectionUntilEnd(t *testing.T) {
 		l.CountRefused = false
 		r := newReplica(t, newStore(), nearcache.Config{Rejection: nearcache.UntilEnd}, l)
 		for range 3 {
-			r.takes(11, false, true) // can never pass, and counts nothing
+			r.takes(11, false, true) // can never be admitted, and counts nothing
 		}
 		r.takes(1, true, true)
 	})
 }
 
-// What happens in this replica ends a remembered rejection at once.
+// TestRejectionEnds checks that operations of this replica end a remembered rejection immediately.
 func TestRejectionEnds(t *testing.T) {
 	for name, end := range map[string]func(r *replica){
 		"Refund":   func(r *replica) { r.do(backend.Refund, 1, true) },
@@ -227,7 +227,7 @@ func TestRejectionEnds(t *testing.T) {
 	}
 }
 
-// What happens in another replica is noticed within a second.
+// TestOtherReplica checks that operations of another replica take effect within a second.
 func TestOtherReplica(t *testing.T) {
 	for name, end := range map[string]func(r *replica){
 		"Refund": func(r *replica) { r.do(backend.Refund, 1, true) },
@@ -255,8 +255,7 @@ func TestOtherReplica(t *testing.T) {
 	}
 }
 
-// A rejection that arrives while hits are being refunded says nothing about what is left afterwards, whichever of the
-// two answers comes first.
+// TestRejectionMeetsGive checks that a rejection that arrives during a refund is not remembered, whichever answer arrives first.
 func TestRejectionMeetsGive(t *testing.T) {
 	for _, gives := range []time.Duration{10 * time.Millisecond, 200 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {
@@ -273,7 +272,7 @@ func TestRejectionMeetsGive(t *testing.T) {
 				})
 				time.Sleep(time.Millisecond)
 			}
-			ask(backend.Take, 100*time.Millisecond) // rejected, but the answer is on its way when the hit is refunded
+			ask(backend.Take, 100*time.Millisecond) // rejected, but the answer arrives after the refund has begun
 			ask(backend.Refund, gives)
 			wg.Wait()
 			r.takes(1, true, true)
@@ -281,7 +280,7 @@ func TestRejectionMeetsGive(t *testing.T) {
 	}
 }
 
-// Nor does a rejection on which the store decided before the hits that were refunded reached it.
+// TestRejectionOvertakesGive checks the same for a rejection that the store decided before the refund reached it.
 func TestRejectionOvertakesGive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()
@@ -301,8 +300,8 @@ func TestRejectionOvertakesGive(t *testing.T) {
 	})
 }
 
-// Two ops on one key, with different limits, are on their way at once, as when rules are reloaded. The later one lifts
-// what the earlier one rejected, so that rejection is not remembered, whichever answer comes first.
+// TestRejectionMeetsAnotherLimit sends two ops with the same key but different limits concurrently, as a reload does. The later op lifts
+// the rejection of the earlier one, so that must not be remembered, whichever answer arrives first.
 func TestRejectionMeetsAnotherLimit(t *testing.T) {
 	for _, first := range []time.Duration{10 * time.Millisecond, 200 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {
@@ -321,7 +320,7 @@ func TestRejectionMeetsAnotherLimit(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 			ask(r.limits, 100*time.Millisecond) // rejected
-			ask(quick, first)                   // by its rate all hits have come back
+			ask(quick, first)                   // at its rate, all hits have come back
 			wg.Wait()
 			s.took = 0
 			r.takes(50, true, true)
@@ -335,7 +334,7 @@ func TestCountRefused(t *testing.T) {
 	first := window(3, hour)
 	first.Align = engine.AlignFirst
 	late := window(3, hour)
-	late.LateCharge = true // for what has run already: it counts although the window rejects everything until it ends
+	late.LateCharge = true // for requests that have already run: counts although the window rejects everything until it ends
 	for _, c := range []struct {
 		name   string
 		limit  engine.Limit
@@ -362,7 +361,7 @@ func TestCountRefused(t *testing.T) {
 			if d := r.do(backend.Peek, 0, true); d.Admitted != 1 {
 				t.Errorf("a look for nothing is rejected at the limit: %+v", d)
 			}
-			r.takes(1, false, true) // is the first that counts
+			r.takes(1, false, true) // the first one that counts
 			r.takes(1, false, false)
 			r.do(backend.Peek, 0, false)
 		})
@@ -424,8 +423,8 @@ func TestErrorsAreNotRemembered(t *testing.T) {
 	})
 }
 
-// The store is asked only about those ops of a call that are not remembered, and its answers are assigned to the right
-// ops.
+// TestSomeOfACall checks that the store gets only those ops of a call that are not remembered, and that its answers are assigned to the
+// right ops.
 func TestSomeOfACall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()

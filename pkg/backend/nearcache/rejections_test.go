@@ -9,7 +9,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// The hash of a rule has every field of its limits and of its penalty, those that are yet to come included.
+// TestRuleHashHasEveryField checks that the hash of a rule depends on every field of its limits and of its penalty, including fields
+// added later.
 func TestRuleHashHasEveryField(t *testing.T) {
 	hash := func(l engine.Limit, p engine.Penalty) uint32 {
 		return ruleHash(&backend.Op{Limits: engine.Limits{l}, Penalty: &p})
@@ -35,7 +36,7 @@ func TestRuleHashHasEveryField(t *testing.T) {
 	}
 }
 
-// change gives a field, which is zero, another value.
+// change sets a zero field to another value.
 func change(v reflect.Value) {
 	switch {
 	case v.Type() == reflect.TypeFor[*engine.Calendar]():

@@ -18,7 +18,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// A request too large for the first grant spends from the second, and smaller ones after it do not get a higher number.
+// TestRemainingAfterLarge: a request too large for the first grant spends from the second, and later small requests must not get a higher
+// number.
 func TestRemainingAfterLarge(t *testing.T) {
 	for _, l := range []engine.Limit{plain(10_000, hour), bucket(10_000, 365*24*hour)} {
 		synctest.Test(t, func(t *testing.T) {
@@ -45,7 +46,7 @@ func TestRemainingAfterLarge(t *testing.T) {
 	}
 }
 
-// distant is a store that is some way off, from which replies do not always come in the order of the calls.
+// distant is a store with a long round trip, whose replies may arrive in another order than the calls.
 type distant struct {
 	backend.Backend
 
@@ -55,16 +56,16 @@ type distant struct {
 	all  []*client
 }
 
-// client sends one request after the other to a replica of its own.
+// client sends sequential requests to its own replica.
 type client struct {
 	*nearcache.Backend
 
 	store *distant
-	last  uint64 // what it was told remained
-	back  []back // what others refunded; guarded by store.mu
+	last  uint64 // hits left in the last answer
+	back  []back // refunds by other clients; guarded by store.mu
 }
 
-// back is hits that went back to the store.
+// back is a refund to the store.
 type back struct {
 	at   time.Time
 	hits uint64
@@ -93,8 +94,8 @@ func (s *distant) Apply(ctx context.Context, ops []backend.Op) {
 	time.Sleep(s.delay())
 }
 
-// excused reports whether what c is told may rise by so much, because as many hits went back to the store, other than
-// by c's own calls, since it was last sure to know what the store has left. They are no excuse for another rise.
+// excused reports whether the hits left in c's answers may rise by the given number, because calls of other clients refunded as many hits
+// since c last knew the exact number. It consumes these refunds.
 func (c *client) excused(rise uint64) bool {
 	c.store.mu.Lock()
 	defer c.store.mu.Unlock()
@@ -108,8 +109,8 @@ func (c *client) excused(rise uint64) bool {
 	return rise == 0
 }
 
-// TestRemainingNeverRises: what a client is told remains never rises, within a window or before a token has come, unless hits went back to the store
-// that were not refunded by its own call.
+// TestRemainingNeverRises checks that the hits left in a client's answers never rise within a window, or before a token has arrived,
+// unless another call refunded hits.
 func TestRemainingNeverRises(t *testing.T) {
 	served, asked := uint64(0), uint64(0)
 	rapid.Check(t, func(r *rapid.T) {
@@ -133,7 +134,7 @@ func TestRemainingNeverRises(t *testing.T) {
 	}
 }
 
-// newDistant returns a store, and up to three clients of it.
+// newDistant returns a store with up to three clients.
 func newDistant(t *testing.T, draws *rand.Rand) *distant {
 	t.Helper()
 	s := &distant{
@@ -151,7 +152,7 @@ func newDistant(t *testing.T, draws *rand.Rand) *distant {
 	return s
 }
 
-// play has the clients send requests, and says when one of them was told something wrong.
+// play lets the clients send requests, and describes the first wrong answer, or returns "".
 func (s *distant) play(draws *rand.Rand) string {
 	limit := plain([]uint64{300, 2000, 20_000}[draws.IntN(3)], hour)
 	if limit.CountRefused = draws.IntN(2) == 0; draws.IntN(3) == 0 {
@@ -169,7 +170,7 @@ func (s *distant) play(draws *rand.Rand) string {
 	return strings.Join(wrong, "")
 }
 
-// run sends requests, mostly small ones, and says when it was told something wrong.
+// run sends requests, mostly small ones, and describes the first wrong answer, or returns "".
 func (c *client) run(limit engine.Limit, lease backend.Lease, draws *rand.Rand) string {
 	costs := []uint64{1, 1, 1, 1, 1, 1, 1, 1, 2, 5, uint64(1 + draws.IntN(50)), limit.Hits + 1}
 	for i := range 400 {
@@ -185,7 +186,7 @@ func (c *client) run(limit engine.Limit, lease backend.Lease, draws *rand.Rand) 
 		time.Sleep(time.Duration(draws.IntN(2000)) * time.Microsecond)
 		d := ops[0].Decision
 		if d.Admitted == 0 {
-			continue // what a rejected request gets is 0
+			continue // a rejected request reports 0
 		}
 		remains := d.Left
 		if op.Mode == backend.Take {

@@ -15,14 +15,14 @@ import (
 type target struct {
 	network string
 	addrs   []string // of servers, or of sentinels
-	master  string   // the name that sentinels know the master by
+	master  string   // the master's name in the sentinels
 	db      int
-	auth    string // user:password for the servers, or empty
-	guards  string // the same for the sentinels
+	auth    string // user:password for the servers; may be empty
+	guards  string // user:password for the sentinels; may be empty
 	tls     bool
 }
 
-// Errors of addresses never repeat them, because they may hold a password.
+// Errors of addresses never quote the address, because it may contain a password.
 var (
 	errURL = errors.New("it must be host:port, redis://[user[:password]@]host:port[/db], rediss://… or the path of a socket")
 
@@ -59,7 +59,7 @@ func (c *Config) parse() (target, error) {
 			return t, fmt.Errorf("redis: address %d of %d: %w", i+1, len(parts), err)
 		}
 	}
-	if c.Type == Sentinel { // whose addresses these are
+	if c.Type == Sentinel { // the addresses are the sentinels'
 		t.guards, t.auth = t.auth, ""
 	}
 	if c.Type == Cluster && t.db != 0 {
@@ -68,13 +68,13 @@ func (c *Config) parse() (target, error) {
 	return t, nil
 }
 
-// socketPath reports whether s is the path of a socket, or the name of an abstract one, rather than a host or a URL. A
-// path has a slash in it, or ends as those of sockets do.
+// socketPath reports whether s is the path of a socket, or the name of an abstract one, rather than a host or a URL. It is if s contains
+// a slash or has a usual suffix of sockets.
 func socketPath(s string) bool {
 	return !strings.Contains(s, "://") && (strings.Contains(s, "/") || strings.HasPrefix(s, "@") || strings.HasSuffix(s, ".sock") || strings.HasSuffix(s, ".socket"))
 }
 
-// add adds one server to t. A server with a host is reached by TCP.
+// add adds one server to t. A server with a host uses TCP.
 func (t *target) add(s string) error {
 	if t.network == "unix" {
 		t.network = "tcp"
@@ -129,8 +129,8 @@ func (t *target) add(s string) error {
 	return t.options(u, db)
 }
 
-// strayAt reports whether u has an @ behind its host, other than in the path of a socket or in a password there. Then what
-// was read as its host is most likely the beginning of a user or a password, whose / ? or # ended it.
+// strayAt reports whether u has an @ after its host, other than in the path of a socket or in a password there. Then a /, ? or # in a
+// user or password probably ended the host.
 func strayAt(u *url.URL) bool {
 	if strings.Contains(u.Fragment, "@") || u.Scheme != "unix" && strings.Contains(u.Path, "@") {
 		return true
@@ -152,7 +152,7 @@ func (t *target) reach(host, port string) error {
 	return nil
 }
 
-// options reads the database and the credentials from u, as the reference does.
+// options parses the database and the credentials of u, as the reference does.
 func (t *target) options(u *url.URL, db string) error {
 	if db != "" {
 		n, err := strconv.Atoi(db)
@@ -168,7 +168,7 @@ func (t *target) options(u *url.URL, db string) error {
 	if q := u.Query(); q.Has("password") || q.Has("username") {
 		user, password = q.Get("username"), q.Get("password")
 	}
-	if password != "" && t.auth == "" { // the first one counts, as there
+	if password != "" && t.auth == "" { // the first one counts, as in the reference
 		t.auth = user + ":" + password
 	}
 	return nil

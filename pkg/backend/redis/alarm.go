@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// alarm calls ring when it is time, for one caller after the other. Nearly all callers have their answer long before, and
-// the next one comes soon: so the timer of an earlier one is left to run, and only when it has run out does the alarm look
-// the callers that are waiting by then, if any. A caller thus costs no timer.
+// alarm calls ring at a given time, for one caller after the other. Nearly all callers get their answer long before, and the next caller
+// arrives soon. So off leaves the timer running, and the alarm checks for a waiting caller only when the timer fires. A caller therefore
+// rarely has to set a timer.
 type alarm struct {
-	ring  func() // may also be called too early, and when no caller waits
+	ring  func() // may also be called too early, or without a waiting caller
 	begun time.Time
-	due   atomic.Int64 // when to ring, in ns since begun; 0 if no caller waits
-	ends  atomic.Int64 // when the timer runs out, or has run out and is about to look; 0 if it does not run
+	due   atomic.Int64 // time to ring, in ns since begun; 0 without a waiting caller
+	ends  atomic.Int64 // time at which the timer fires or has fired, until look runs; 0 without a running timer
 
 	mu    sync.Mutex // held while the timer is set
 	timer *time.Timer
@@ -26,7 +26,7 @@ func newAlarm(ring func()) *alarm {
 	return a
 }
 
-// set has it ring at a time, unless off is called before.
+// set makes the alarm ring at a time, unless off is called before.
 func (a *alarm) set(at time.Time) {
 	due := max(int64(at.Sub(a.begun)), 1)
 	a.due.Store(due) // before ends is read: look sets ends before it reads due
@@ -37,10 +37,10 @@ func (a *alarm) set(at time.Time) {
 	}
 }
 
-// off has it be silent.
+// off silences the alarm.
 func (a *alarm) off() { a.due.Store(0) }
 
-// start has the timer run out at the given time, or earlier. The mutex is held.
+// start makes the timer fire at the given time or earlier. The mutex must be held.
 func (a *alarm) start(due int64) {
 	if ends := a.ends.Load(); ends != 0 && ends <= due {
 		return
@@ -49,7 +49,7 @@ func (a *alarm) start(due int64) {
 	a.timer.Reset(time.Until(a.begun.Add(time.Duration(due))))
 }
 
-// look is called when the timer has run out.
+// look runs when the timer has fired.
 func (a *alarm) look() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

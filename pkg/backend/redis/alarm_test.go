@@ -7,24 +7,24 @@ import (
 	"time"
 )
 
-// rung is an alarm that says when it rang.
+// rung returns an alarm, and a channel that receives the times at which it rings.
 func rung() (*alarm, chan time.Time) {
 	at := make(chan time.Time, 1000)
 	return newAlarm(func() { at <- time.Now() }), at
 }
 
-// An alarm rings when the caller of the moment must leave, not an earlier one.
+// TestAlarm checks that an alarm rings at the time of the current caller, not of an earlier one.
 func TestAlarm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, at := rung()
 		begun := time.Now()
-		for _, wait := range []time.Duration{50, 10, 300, 1, 0, 20} { // longer and shorter than the one before, which was answered
+		for _, wait := range []time.Duration{50, 10, 300, 1, 0, 20} { // longer and shorter than the previous one, which was answered
 			a.set(time.Now().Add(wait * time.Millisecond))
 			time.Sleep(wait / 2 * time.Millisecond)
 			a.off()
 		}
 		synctest.Wait()
-		for len(at) > 0 { // that without any time
+		for len(at) > 0 { // rings without a waiting caller
 			<-at
 		}
 		due := time.Now().Add(30 * time.Millisecond)
@@ -45,13 +45,14 @@ func TestAlarm(t *testing.T) {
 	})
 }
 
-// No one waits for longer than they have, whatever those before them had, and when they were answered.
+// TestAlarmAlwaysRings checks that no caller waits beyond its time, whatever the times of earlier callers, and whenever these were
+// answered.
 func TestAlarmAlwaysRings(t *testing.T) {
 	a, at := rung()
 	for range 2000 {
 		due := time.Now().Add(time.Duration(rand.IntN(500)) * time.Microsecond)
 		a.set(due)
-		if rand.IntN(2) == 0 { // is answered
+		if rand.IntN(2) == 0 { // answered
 			time.Sleep(time.Until(due) * 9 / 10)
 			a.off()
 			continue

@@ -18,8 +18,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// TestF29_KeysApart: a server that is part of a cluster, although nothing says so at first, fails calls with several keys.
-// No caller notices, nothing is counted twice, and further calls have one key each.
+// TestF29_KeysApart: a server that is, undetected at first, part of a cluster rejects calls with several keys. Callers must not notice,
+// nothing may count twice, and later calls must have one key each.
 func TestF29_KeysApart(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, "cluster-enabled yes")
@@ -33,7 +33,7 @@ func TestF29_KeysApart(t *testing.T) {
 	if n.alone.Load() {
 		t.Error("a server of a cluster is taken for one that stands alone")
 	}
-	n.alone.Store(true) // as it would be with a server that does not tell
+	n.alone.Store(true) // as with a server that does not report it
 	for round := range 3 {
 		ops := make([]backend.Op, 30)
 		for i := range ops {
@@ -53,8 +53,8 @@ func TestF29_KeysApart(t *testing.T) {
 	testkit.Eventually(t, "what one process does not do is not held against the next one", func() bool { return !n.apart.Load() })
 }
 
-// byKey listens on loopback, and passes each command on to one of two servers: by its first key, if it is a script's, or
-// else to the first one. So does a proxy that hides that there are several.
+// byKey listens on loopback, and forwards each command to one of two servers, like a proxy that hides them: a script by its first key,
+// other commands to the first one.
 func byKey(tb testing.TB, servers ...*redistest.Server) string {
 	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -74,7 +74,7 @@ func byKey(tb testing.TB, servers ...*redistest.Server) string {
 	return l.Addr().String()
 }
 
-// pass passes on the commands of one client, and their replies.
+// pass forwards the commands of one client, and their replies.
 func pass(c net.Conn, servers []*redistest.Server) {
 	defer c.Close()
 	var backs []*bufio.ReadWriter
@@ -107,7 +107,7 @@ func pass(c net.Conn, servers []*redistest.Server) {
 	}
 }
 
-// value copies a value in Redis' protocol, and returns the texts in it, or nil if there is none.
+// value copies a value in Redis's protocol, and returns the texts in it, or nil if there is none.
 func value(r *bufio.Reader, to *bytes.Buffer) []string {
 	line, err := r.ReadString('\n')
 	if err != nil {
@@ -130,7 +130,7 @@ func value(r *bufio.Reader, to *bytes.Buffer) []string {
 	return all
 }
 
-// TestF29_Alone: only what is one Redis gets calls with several keys.
+// TestF29_Alone checks that only a single Redis gets calls with several keys.
 func TestF29_Alone(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)

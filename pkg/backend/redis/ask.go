@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// ask sends the operations of the batch and fills in their answers. It returns the worst error.
+// ask sends the operations of the batch and sets their results. It returns the worst error.
 func (w *writer) ask(ctx context.Context) (worst *remote.Error) {
 	n := w.node
 	codec := n.pool.codec
@@ -37,8 +37,8 @@ func (w *writer) ask(ctx context.Context) (worst *remote.Error) {
 	return worst
 }
 
-// send sends calls over w's connection. An error reply to a call is stored in its err; a failure of the connection is
-// stored in all of them and returned.
+// send sends calls over w's connection. It stores an error reply to a call in the call's err. It stores a failure of the connection in
+// the err of all calls, and returns it.
 func (w *writer) send(ctx context.Context, calls []*call) *remote.Error {
 	w.cmds = w.cmds[:0]
 	for _, c := range calls {
@@ -64,7 +64,7 @@ func (w *writer) send(ctx context.Context, calls []*call) *remote.Error {
 	return e
 }
 
-// more sends second steps, if there are any.
+// more sends second steps, if any.
 func (w *writer) more(ctx context.Context) *remote.Error {
 	var second []*call
 	for _, c := range w.calls.all {
@@ -78,7 +78,7 @@ func (w *writer) more(ctx context.Context) *remote.Error {
 	return w.deliver(ctx, second)
 }
 
-// deliver is send, over a new connection if there is none any more.
+// deliver is like send, but opens a new connection if there is none.
 func (w *writer) deliver(ctx context.Context, calls []*call) *remote.Error {
 	if w.link == nil {
 		if e := w.open(ctx); e != nil {
@@ -102,9 +102,9 @@ func (c *call) replied(node string) {
 	}
 }
 
-// follow resends what was certainly not counted: with the text of a script if the server does not know it, by the script of all
-// operations if that for one cannot decide, one key at a time if it does not take several, over another connection if this one leads to a
-// replica or has lost its login, as when a token has ended, and through the cluster's client if the key is on another node.
+// follow resends calls that certainly counted nothing: with the text of a script if the server does not know it, by the general script if
+// that for one operation cannot decide, one key at a time if the server rejects several, over a new connection if this one leads to a
+// replica or has lost its login, for example because a token expired, and through the cluster's client if the key is on another node.
 func (w *writer) follow(ctx context.Context, calls []*call) {
 	var here, apart, anew, elsewhere []*call
 	for _, c := range calls {
@@ -131,9 +131,9 @@ func (w *writer) follow(ctx context.Context, calls []*call) {
 			w.node.pool.codec.again(c)
 		}
 	}
-	for len(here) > 0 { // twice if the script that was not known cannot decide
+	for len(here) > 0 { // twice if an unknown script, once known, cannot decide
 		again(here)
-		_ = w.send(ctx, here) // the error is in these calls, and does not concern the others
+		_ = w.send(ctx, here) // the error is in these calls, and does not affect the others
 		here = slices.DeleteFunc(here, func(c *call) bool { return c.err == nil || c.err.Code != codeUndecided })
 	}
 	if len(apart) > 0 {
@@ -153,8 +153,8 @@ func (w *writer) follow(ctx context.Context, calls []*call) {
 	}
 }
 
-// fence makes sure that the error replies belong to the calls, before anything is sent again. It cannot be asked for
-// READONLY, after which go-redis closes the connection, and tells nothing after NOAUTH.
+// fence checks that the error replies belong to the calls before anything is resent. This is impossible after READONLY, for which
+// go-redis closes the connection, and has no value after NOAUTH.
 func (w *writer) fence(ctx context.Context, calls []*call) bool {
 	err := w.exec(ctx, nil, true)
 	if err == nil {
@@ -167,12 +167,12 @@ func (w *writer) fence(ctx context.Context, calls []*call) bool {
 	return false
 }
 
-// divides reports whether a call failed because its keys are not in one place.
+// divides reports whether a call failed because its keys are on different servers.
 func divides(e *remote.Error) bool {
 	return e.Code == "CROSSSLOT" || e.Class == remote.Other && strings.Contains(strings.ToLower(e.Text), "same slot")
 }
 
-// split sends the operations of calls one by one, from now on.
+// split sends the operations of calls one by one, now and in the future.
 func (w *writer) split(ctx context.Context, calls []*call) {
 	w.node.apart.Store(true)
 	before := len(w.calls.all)
@@ -183,7 +183,7 @@ func (w *writer) split(ctx context.Context, calls []*call) {
 	_ = w.deliver(ctx, w.calls.all[before:]) // the error is in the calls
 }
 
-// renewIfReadOnly has the connections of n renewed once more if they still lead to a replica.
+// renewIfReadOnly renews the connections of n once more if they still lead to a replica.
 func (n *node) renewIfReadOnly(calls []*call) {
 	for _, c := range calls {
 		if c.err != nil && c.err.Code == "READONLY" {

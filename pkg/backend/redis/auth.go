@@ -12,19 +12,19 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// How long a connection is used, unless [Config.AuthMaxAge] says so.
+// Lifetimes of a connection without [Config.AuthMaxAge].
 const (
 	lifetime   = 10 * time.Minute
 	lifeJitter = 2 * time.Minute
 )
 
-// minAuthAge is the least of [Config.AuthMaxAge].
+// minAuthAge is the minimum of [Config.AuthMaxAge].
 const minAuthAge = time.Second
 
-// renewAgain is when a connection that could not be renewed is tried again.
+// renewAgain is the delay after a failed renewal of a connection.
 const renewAgain = time.Second
 
-// life returns how long a new connection is used: no less than the first, and up to the second more.
+// life returns the minimum lifetime of a new connection, and the maximum jitter added to it.
 func (c *Config) life() (least, jitter time.Duration) {
 	if c.AuthMaxAge == 0 {
 		return lifetime - lifeJitter, 2 * lifeJitter
@@ -32,14 +32,14 @@ func (c *Config) life() (least, jitter time.Duration) {
 	return c.AuthMaxAge * 7 / 10, c.AuthMaxAge / 5
 }
 
-// age returns how long a new connection is used.
+// age returns the lifetime of a new connection.
 func (c *Config) age() time.Duration {
 	least, jitter := c.life()
 	return least + rand.N(jitter)
 }
 
-// credentials returns what a new connection authenticates with: from a file if there is one, or else what is set, or is in the URL. Without
-// a colon it is a password.
+// credentials returns the credentials of a new connection: from a file if there is one, otherwise from the setting, otherwise from the
+// URL. Without a colon, they are a password.
 func credentials(file, set, fromURL string) (user, password string, err error) {
 	text := cmp.Or(set, fromURL)
 	if file != "" {
@@ -55,14 +55,14 @@ func credentials(file, set, fromURL string) (user, password string, err error) {
 	return "", text, nil
 }
 
-// credentials returns what a new connection to a server authenticates with.
+// credentials returns the credentials of a new connection to a server.
 func (p *pool) credentials(context.Context) (user, password string, err error) {
 	return credentials(p.config.AuthFile, p.config.Auth, p.target.auth)
 }
 
-// renew opens a new connection in place of w's, whose time has come, and closes the old one after that. Meanwhile the other
-// writer serves; one renews at a time. If there is no new one to be had, such as with a token that has ended, the old one
-// goes on to be used for as long as it works, and is renewed later.
+// renew replaces w's connection at the end of its lifetime: it opens a new one, and then closes the old one. In the meantime, the other
+// writers serve; one writer renews at a time. If no new connection can be opened, for example because a token has expired, w keeps the
+// old one while it works, and tries again later.
 func (w *writer) renew(ctx context.Context) {
 	n, old := w.node, w.link
 	if !n.renewing.CompareAndSwap(false, true) {

@@ -17,13 +17,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// TestF30_TokensThatEnd: while calls are made all the time, the password of a file changes again and again, connections are
-// renewed before the old password ends, and once there is no good password for longer than that: no call fails.
+// TestF30_TokensThatEnd changes the password in a file again and again while calls continue. Connections must be renewed before the old
+// password expires, and no call may fail, even if there is no valid password for longer than a connection's lifetime.
 func TestF30_TokensThatEnd(t *testing.T) {
 	testkit.NotShort(t)
 	s := redistest.Start(t, "user app on >0 ~* +@all", "user default on nopass ~* +@all")
 	file := filepath.Join(t.TempDir(), "auth")
-	write := func(text string) { // as who writes tokens should
+	write := func(text string) { // atomically, as writers of tokens should
 		if err := os.WriteFile(file+".new", []byte(text), 0o600); err != nil {
 			t.Error(err)
 		}
@@ -53,7 +53,7 @@ func TestF30_TokensThatEnd(t *testing.T) {
 		return len(l.answers)
 	}
 	from := calls()
-	time.Sleep(2 * minAuthAge) // for longer than a connection lives; there is nothing else to wait for
+	time.Sleep(2 * minAuthAge) // longer than the lifetime of a connection; there is no event to wait for
 	if opened := b.main.opened.Load(); opened != before || calls() == from {
 		t.Errorf("%d connections were opened with a wrong password, and %d calls made", opened-before, calls()-from)
 	}
@@ -68,16 +68,14 @@ func TestF30_TokensThatEnd(t *testing.T) {
 	}
 }
 
-// TestF31_LostLogin: a connection whose login Redis forgets, as after the end of a token, is replaced with what the file has
-// then, and the call that met it succeeds and counts once.
+// TestF31_LostLogin checks that a connection whose login Redis forgets, as after the expiry of a token, is replaced by one with the
+// current content of the file, and that the affected call succeeds and counts once.
 func TestF31_LostLogin(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, "user app on >first ~* +@all", "user default off")
 	file := filepath.Join(t.TempDir(), "auth")
 	write := func(text string) {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.WriteFile(t, file, text)
 	}
 	write("app:first")
 	var mu sync.Mutex
@@ -104,13 +102,13 @@ func TestF31_LostLogin(t *testing.T) {
 		b := run(t, Config{URL: p.Addr(), AuthFile: file, KeyFormat: format, OpTimeout: slow, DialTimeout: slow}, true)
 		first := one(b, 1)
 		for i := range uint64(5) {
-			if i == 2 { // the next one is good for new connections
+			if i == 2 { // the next one is valid for new connections
 				s.CLI("--user", "app", "--pass", "first", "--no-auth-warning", "ACL", "SETUSER", "app", ">second")
 				write("app:second")
 			}
 			mu.Lock()
 			for _, c := range conns {
-				_, _ = io.WriteString(c, reset) // some are closed
+				_, _ = io.WriteString(c, reset) // close some connections
 			}
 			mu.Unlock()
 			op := one(b, 1)
@@ -121,7 +119,7 @@ func TestF31_LostLogin(t *testing.T) {
 	}
 }
 
-// TestLoginNamesVariable: whatever is wrong with a login, the error names the variable of that server.
+// TestLoginNamesVariable checks that the error of a failed login names the variable for that server.
 func TestLoginNamesVariable(t *testing.T) {
 	t.Parallel()
 	open, locked := redistest.Start(t), redistest.Start(t, "requirepass secret")
@@ -134,10 +132,7 @@ func TestLoginNamesVariable(t *testing.T) {
 		"it is missing, a second":  {URL: open.Addr(), PerSecond: &Config{URL: locked.Addr(), DialTimeout: slow}},
 	} {
 		c.DialTimeout = slow
-		b, err := New(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := opened(t, c)
 		e, ok := errors.AsType[*remote.Error](reached(t, b))
 		if !ok || e.Class != ClassNoAuth || !strings.HasSuffix(e.Text, " The password is REDIS_AUTH, or REDIS_PERSECOND_AUTH for limits per second") {
 			t.Errorf("%s: %v", name, e)
@@ -148,7 +143,7 @@ func TestLoginNamesVariable(t *testing.T) {
 	}
 }
 
-// TestAge: connections are renewed before what they authenticated with ends, and not all at once.
+// TestAge checks that connections are renewed before their credentials expire, and not all at the same time.
 func TestAge(t *testing.T) {
 	t.Parallel()
 	for within, c := range map[[2]time.Duration]Config{

@@ -22,13 +22,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// gated is what a counter consists of.
+// gated is the definition of a counter.
 type gated struct {
 	limits  engine.Limits
 	penalty *engine.Penalty
 }
 
-// eachCounter has a counter for each way of counting, alone, in a list and behind a penalty.
+// eachCounter returns a counter for each algorithm and option, alone, in a list and behind a penalty.
 func eachCounter() (all []gated) {
 	limits := eachLimit()
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
@@ -49,7 +49,7 @@ func listOf(limits ...engine.Limit) engine.Limits {
 	return limits
 }
 
-// randomOps draws operations on few keys, so that batches have some of them several times.
+// randomOps draws operations on few keys, so that batches repeat some of them.
 func randomOps(r *rand.Rand, counters []gated, n int) []backend.Op {
 	ops := make([]backend.Op, n)
 	for i := range ops {
@@ -76,8 +76,8 @@ func randomOps(r *rand.Rand, counters []gated, n int) []backend.Op {
 	return ops
 }
 
-// TestBatches plays sequences of batches, of mixed algorithms and modes, on the script and on pkg/engine in memory. With
-// -rapid.checks=500 each way of counting is played 50,000 operations in batches of each size.
+// TestBatches runs sequences of batches with mixed algorithms and modes on the script and on pkg/engine in memory. With
+// -rapid.checks=500, each counter gets 50,000 operations in batches of each size.
 func TestBatches(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -114,7 +114,7 @@ func TestBatches(t *testing.T) {
 	}
 }
 
-// TestBatchIsOneCall: what waits goes as one call, of whatever it consists, unless Redis would take too long for it.
+// TestBatchIsOneCall checks that the queue is sent as one call, regardless of its operations, unless that would take Redis too long.
 func TestBatchIsOneCall(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -157,7 +157,7 @@ func TestBatchIsOneCall(t *testing.T) {
 			t.Errorf("op %d: %+v, %v", i, ops[i].Decision, ops[i].Err)
 		}
 	}
-	// One for each of two writers, or a few more where these get the processor while the operations are being queued.
+	// One for each of two writers, or a few more if these run while the operations are being queued.
 	stats, calls := s.CLI("INFO", "commandstats"), 0
 	if _, rest, ok := strings.Cut(stats, "cmdstat_evalsha:calls="); ok {
 		_, _ = fmt.Sscanf(rest, "%d,", &calls)
@@ -167,27 +167,25 @@ func TestBatchIsOneCall(t *testing.T) {
 	}
 }
 
-// TestBatchIsShort: what waits goes as several batches where Redis would take too long for one, and serve no one else meanwhile;
-// what is merged counts once.
+// TestBatchIsShort checks that the queue is sent as several batches if one would take Redis too long and block others, and that merged
+// operations count once.
 func TestBatchIsShort(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	slots := engine.Limits{{Algorithm: engine.Concurrency, Hits: 10_000, Window: minute}}
 	few := int64(maxWeight/weightOf(&slots[0]) + 1)
 	for _, c := range []struct {
-		mode backend.Mode
-		keys int
-		want int64
-	}{{backend.Take, 1, 100}, {backend.Take, 100, few}, {backend.Reset, 100, few}} {
-		var longest atomic.Int64
+		mode         backend.Mode
+		keys         int
+		want, merged int64
+	}{{backend.Take, 1, 100, 99}, {backend.Take, 100, few, 0}, {backend.Reset, 100, few, 0}} {
+		var longest, merged atomic.Int64
 		observe := func(r remote.Batch) {
+			merged.Add(int64(r.Merged))
 			for n := longest.Load(); int64(r.Ops) > n && !longest.CompareAndSwap(n, int64(r.Ops)); n = longest.Load() {
 			}
 		}
-		b, err := New(Config{URL: s.Addr(), OpTimeout: slow, DialTimeout: slow, Observer: remote.Observer{Batch: observe}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := opened(t, Config{URL: s.Addr(), OpTimeout: slow, DialTimeout: slow, Observer: remote.Observer{Batch: observe}})
 		var wg sync.WaitGroup
 		for i := range 100 {
 			wg.Go(func() {
@@ -200,14 +198,14 @@ func TestBatchIsShort(t *testing.T) {
 		testkit.Eventually(t, "all wait", func() bool { return waiting(b) == 100 })
 		start(t, b)
 		wg.Wait()
+		testkit.Eventually(t, "word of what was merged", func() bool { return merged.Load() == c.merged }) // which comes after the answers
 		if got := longest.Load(); got != c.want {
 			t.Errorf("of 100 operations of mode %d on slots of %d keys the longest batch has %d, want %d", c.mode, c.keys, got, c.want)
 		}
 	}
 }
 
-// TestLooksWriteNothing: a batch of looks is answered by a server that takes no writes: one that is out of memory, and a
-// replica.
+// TestLooksWriteNothing checks that a server that accepts no writes answers a batch of checks: one that is out of memory, and a replica.
 func TestLooksWriteNothing(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -236,7 +234,7 @@ func TestLooksWriteNothing(t *testing.T) {
 	look("a replica")
 }
 
-// TestF27_WrongTypeFailsAlone: in a batch, operations on keys that hold something else fail, and no other.
+// TestF27_WrongTypeFailsAlone checks that in a batch only operations on keys of another type fail.
 func TestF27_WrongTypeFailsAlone(t *testing.T) {
 	t.Parallel()
 	p := newPlain(t, redistest.Start(t), nil)
@@ -264,7 +262,7 @@ func TestF27_WrongTypeFailsAlone(t *testing.T) {
 	}
 }
 
-// TestF27_UndoingFailsAlone: an operation that cannot take back what it has added, because the user may not, fails alone.
+// TestF27_UndoingFailsAlone checks that only an operation fails that cannot undo its addition for lack of a permission.
 func TestF27_UndoingFailsAlone(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -272,7 +270,7 @@ func TestF27_UndoingFailsAlone(t *testing.T) {
 	s.CLI("ACL", "SETUSER", "default", "-unlink")
 	limits := engine.Limits{{Algorithm: engine.FixedWindow, Hits: 10, Window: 7e13}}
 	var ops []backend.Op
-	for i, cost := range []uint64{1, 11, 1} { // of which the second one is too much, and removes the key
+	for i, cost := range []uint64{1, 11, 1} { // the second one exceeds the limit, and removes the key
 		ops = append(ops, backend.Op{Key: keyOf(i), Limits: limits, Take: engine.Take{Cost: cost, Count: 1}})
 	}
 	p.Apply(t.Context(), ops)
@@ -283,7 +281,7 @@ func TestF27_UndoingFailsAlone(t *testing.T) {
 	}
 }
 
-// TestF08_ScriptLostInBatches: no one notices that Redis forgets the script, and each take is counted once.
+// TestF08_ScriptLostInBatches checks that callers do not notice if Redis loses the script, and that each take counts once.
 func TestF08_ScriptLostInBatches(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -315,7 +313,7 @@ func TestF08_ScriptLostInBatches(t *testing.T) {
 	}
 }
 
-// TestStatesOfOtherVersions: states are those that versions before this one wrote and read.
+// TestStatesOfOtherVersions checks that states have the format of earlier versions.
 func TestStatesOfOtherVersions(t *testing.T) {
 	t.Parallel()
 	now := engine.Micros(1_800_000_000_000_000)
@@ -347,8 +345,8 @@ func TestStatesOfOtherVersions(t *testing.T) {
 	}
 }
 
-// TestAlone: a take that has a call to itself goes by a script of its own, also where the server has lost that, and what that cannot decide
-// is decided all the same.
+// TestAlone checks that a single take uses its own script, even if the server has lost it, and that undecided takes are decided by the
+// general script.
 func TestAlone(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -356,7 +354,7 @@ func TestAlone(t *testing.T) {
 	op := backend.Op{Key: keyOf(1), Limits: lasting(5), Take: engine.Take{Cost: 1, Count: 1}}
 	key := b.main.codec.route(&op) + op.Limits[0].Slot().String()
 	for i, c := range []struct {
-		before string // what the key holds
+		before string // value of the key
 		flush  bool
 		left   uint64
 	}{

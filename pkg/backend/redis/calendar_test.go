@@ -13,15 +13,15 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
 
-// monthly is a limit of a calendar month.
+// monthly returns a limit with windows of a calendar month.
 func monthly(hits uint64, zone string) engine.Limit {
 	return engine.Limit{
 		Hits: hits, Window: 30 * 24 * 60 * minute, CountRefused: true, Calendar: enginetest.Calendar(zone, engine.CalendarMonth, 1),
 	}
 }
 
-// TestCalendarSkew: replicas whose clocks are ahead of or behind that of Redis by up to a window decide as the engine
-// does at the time of Redis.
+// TestCalendarSkew checks that replicas whose clocks differ from that of Redis by up to a window decide like the engine at the time of
+// Redis.
 func TestCalendarSkew(t *testing.T) {
 	var now, here engine.Micros
 	p := newPlain(t, redistest.Start(t), func() engine.Micros { return now })
@@ -36,7 +36,7 @@ func TestCalendarSkew(t *testing.T) {
 		var state engine.State
 		for range 40 {
 			e := c.Edges(now)
-			if random.IntN(3) == 0 { // to an edge, or just before it
+			if random.IntN(3) == 0 { // at an edge, or just before it
 				now = e[3] - engine.Micros(random.IntN(2))
 			} else {
 				now += engine.Micros(random.Int64N(int64(e[3]-e[2]) / 4))
@@ -56,8 +56,8 @@ func TestCalendarSkew(t *testing.T) {
 	}
 }
 
-// TestCalendarClockFarOff: a replica whose clock is years off still has consecutive windows of about a month, each with
-// the limit; a replica with the right clock accepts a window that has begun.
+// TestCalendarClockFarOff checks that a replica whose clock is wrong by years still has consecutive windows of about a month, each with
+// the limit, and that a replica with the correct clock accepts a window that has begun.
 func TestCalendarClockFarOff(t *testing.T) {
 	var now, here engine.Micros
 	p := newPlain(t, redistest.Start(t), func() engine.Micros { return now })
@@ -84,6 +84,60 @@ func TestCalendarClockFarOff(t *testing.T) {
 		}
 		if admitted < 12*3-3 || admitted > 14*3 {
 			t.Errorf("%v off: %d hits in a year, want 3 a month", off, admitted)
+		}
+	}
+}
+
+// TestForever: a window that never ends is decided as by the engine, whatever the time, alone and in a list; its key has no TTL.
+func TestForever(t *testing.T) {
+	var now engine.Micros
+	s := redistest.Start(t)
+	p := newPlain(t, s, func() engine.Micros { return now })
+	random := rand.New(rand.NewPCG(5, 6))
+	for i := range 20 {
+		l := engine.Limits{{
+			Hits: 40, Window: 1 << 48, LateCharge: i%4 == 0, CountRefused: i%4 == 0,
+			Calendar: enginetest.Calendar("UTC", engine.CalendarForever, 1),
+		}}
+		if i%4 == 1 {
+			l = append(l, engine.Limit{Hits: 5, Window: minute})
+			l[0].Listed, l[1].Listed = true, true
+		}
+		states := []*engine.State{{}, {}}[:len(l)]
+		now = engine.Micros(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro())
+		for step := range 60 {
+			now += engine.Micros(random.Int64N(1 << 45)) // up to a year
+			if step == 40 {
+				l[0].Hits = 1e15 - uint64(i) // a top-up
+			}
+			take := engine.Take{Cost: random.Uint64N(9), Count: 1 + random.Uint64N(2)}
+			mode, want := backend.Take, engine.Decision{}
+			switch random.IntN(6) {
+			case 0:
+				mode, take.Count = backend.Refund, 0
+				want = l.Refund(states, now, take)
+			case 1:
+				mode = backend.Peek
+				want = l.Peek(states, now, take)
+			default:
+				want = l.Take(states, now, take)
+			}
+			if diff := cmp.Diff(want, p.one(t, backend.Op{Key: keyOf(i), Mode: mode, Limits: l, Take: take})); diff != "" {
+				t.Fatalf("%d, step %d, mode %v, %+v: (-engine's +got):\n%s", i, step, mode, take, diff)
+			}
+			if len(l) == 1 && (want.ResetAfter != engine.Never || want.Admitted == 0 && mode == backend.Take && want.RetryAfter != engine.Never) {
+				t.Fatalf("%+v, want no end", want)
+			}
+		}
+	}
+	client := s.Client()
+	keys, err := client.Keys(t.Context(), "*fforever*").Result()
+	if err != nil || len(keys) != 20 {
+		t.Fatalf("%q, %v, want 20 keys", keys, err)
+	}
+	for _, key := range keys {
+		if ttl, err := client.TTL(t.Context(), key).Result(); err != nil || ttl != -1 {
+			t.Errorf("%q has a TTL of %v, %v, want none", key, ttl, err)
 		}
 	}
 }

@@ -14,10 +14,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// TestF12_OurClock: the clock of this process is a quarter of a century slow, and jumps ahead by a second a thousand
-// times, and by an hour now and then. Scripts decide by the clock of Redis, on which almost no time passes: nothing
-// extra is admitted. Jumps back cannot be simulated here; durations in this process are measured with the monotonic
-// clock.
+// TestF12_OurClock: the clock of this process is 25 years slow, and jumps ahead by a second a thousand times, and by an hour
+// occasionally. Scripts use the clock of Redis, on which almost no time passes, so no additional hits must be admitted. Jumps back cannot
+// be simulated here; this process measures durations with the monotonic clock.
 func TestF12_OurClock(t *testing.T) {
 	t.Parallel()
 	const limit, steps = 300, 1000
@@ -42,7 +41,7 @@ func TestF12_OurClock(t *testing.T) {
 			for k, l := range kinds {
 				ops := []backend.Op{{Key: keyOf(k), Limits: engine.Limits{l}, Take: engine.Take{Cost: 1, Count: 1}}}
 				for b.Apply(t.Context(), ops); ops[0].Err != nil; b.Apply(t.Context(), ops) {
-					time.Sleep(time.Second) // all connections are older than they may be, after an hour
+					time.Sleep(time.Second) // after an hour, all connections have reached their maximum age
 				}
 				d := ops[0].Decision
 				admitted[l.Algorithm] += d.Admitted
@@ -55,7 +54,7 @@ func TestF12_OurClock(t *testing.T) {
 		for _, l := range kinds {
 			want := uint64(limit)
 			if l.Algorithm == engine.LeakyBucket {
-				want++ // a place is free as soon as a part of it is
+				want++ // a partly free place accepts a hit
 			}
 			if n := admitted[l.Algorithm]; n < limit || n > want {
 				t.Errorf("%v: %d were admitted, want %d", l.Algorithm, n, want)
@@ -64,7 +63,7 @@ func TestF12_OurClock(t *testing.T) {
 	})
 }
 
-// clocked returns a limit of each algorithm, with the given number of hits per year.
+// clocked returns a limit for each algorithm, with the given number of hits per year.
 func clocked(hits uint64) []engine.Limit {
 	const year = 365 * 86400e6
 	return []engine.Limit{
@@ -77,14 +76,13 @@ func clocked(hits uint64) []engine.Limit {
 	}
 }
 
-// jumping is a Redis whose clock jumps: the scripts are given the time, and what Redis itself would drop, because its times
-// of expiry are absolute, is dropped.
+// jumping is a Redis whose clock jumps: scripts get the time as an argument, and keys whose absolute expiry has passed are deleted.
 type jumping struct {
 	client *redis.Client
 	now    atomic.Int64
 }
 
-// jump turns the clock.
+// jump changes the clock.
 func (j *jumping) jump(t *testing.T, by time.Duration) {
 	t.Helper()
 	j.now.Add(by.Microseconds())
@@ -108,9 +106,9 @@ func (j *jumping) jump(t *testing.T, by time.Duration) {
 	}
 }
 
-// TestF13_ClockOfRedis: the clock of Redis jumps by an hour, which is the window, and by a second, ahead and back.
-// After a jump ahead, as much is admitted as if the time had passed, and so at most the limit once more; after a jump
-// back, nothing extra is admitted, and no one is told to wait for longer than the window.
+// TestF13_ClockOfRedis: the clock of Redis jumps by an hour, the length of the window, and by a second, ahead and back. After a jump
+// ahead, at most the limit is admitted once more, as if the time had passed. After a jump back, nothing additional is admitted, and no
+// wait exceeds the window.
 func TestF13_ClockOfRedis(t *testing.T) {
 	t.Parallel()
 	const (
@@ -126,7 +124,7 @@ func TestF13_ClockOfRedis(t *testing.T) {
 			j := &jumping{client: s.Client()}
 			j.now.Store(time.Now().Truncate(window).UnixMicro())
 			b := run(t, Config{URL: s.Addr(), OpTimeout: slow, Now: func() engine.Micros { return engine.Micros(j.now.Load()) }}, true)
-			s.CLI("FLUSHALL") // what run counted
+			s.CLI("FLUSHALL") // counted by run
 			drain := func() (admitted uint64) {
 				t.Helper()
 				for range limit + 5 {
@@ -140,7 +138,7 @@ func TestF13_ClockOfRedis(t *testing.T) {
 				}
 				return admitted
 			}
-			if n := drain(); n < limit || n > limit+1 { // a place of a leaky bucket is free as soon as a part of it is
+			if n := drain(); n < limit || n > limit+1 { // a partly free place accepts a hit
 				t.Fatalf("%d were admitted at first, want %d", n, limit)
 			}
 			jumps := []time.Duration{window, -window, time.Second, -time.Second}
@@ -154,7 +152,7 @@ func TestF13_ClockOfRedis(t *testing.T) {
 				switch {
 				case by >= window:
 					most = limit + 1
-				case by > 0: // a window may begin, and sub-windows or hits end, on the way
+				case by > 0: // a window may begin, and sub-windows or hits may expire, in between
 					most = limit
 				}
 				if extra > most {

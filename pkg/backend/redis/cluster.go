@@ -14,32 +14,32 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// How often the masters of a cluster are looked up.
+// Intervals of refreshes of a cluster's topology.
 const (
 	refreshEach  = 10 * time.Second
-	refreshFor   = time.Second            // how long the lookup may take
-	refreshAfter = 500 * time.Millisecond // the shortest interval, when something is wrong
+	refreshFor   = time.Second            // timeout of a refresh
+	refreshAfter = 500 * time.Millisecond // minimum interval after a sign of a change
 )
 
-// cluster keeps track of the masters of a Redis Cluster, each of which is a node with writers of its own. The topology,
-// and replies of MOVED or ASK, are left to go-redis' cluster client.
+// cluster tracks the masters of a Redis Cluster. Each is a node with its own writers. go-redis's cluster client handles the topology and
+// the redirections MOVED and ASK.
 type cluster struct {
 	pool    *pool
 	client  *redis.ClusterClient
 	nodes   atomic.Pointer[map[string]*node] // by address
-	known   atomic.Pointer[remote.Error]     // why the masters are not known; nil if they are
-	trouble atomic.Bool                      // something suggests that the topology has changed
-	asked   atomic.Pointer[string]           // the host that said last which node has which slots; nil if none has
+	unknown atomic.Pointer[remote.Error]     // reason why the masters are unknown; nil if they are known
+	trouble atomic.Bool                      // a reply suggests that the topology has changed
+	asked   atomic.Pointer[string]           // host that last reported the slots; nil if none has
 
 	mu    sync.Mutex
 	wg    sync.WaitGroup
-	start func(*node) // nil unless watch runs
+	start func(*node) // nil unless watch is running
 }
 
 func newCluster(p *pool) *cluster {
 	c := &cluster{pool: p}
 	c.nodes.Store(&map[string]*node{})
-	c.known.Store(store.Failed(remote.Refused, "", "the masters of the cluster are not known yet"))
+	c.unknown.Store(store.Failed(remote.Refused, "", "the masters of the cluster are not known yet"))
 	o := p.options("")
 	least, jitter := p.config.life()
 	c.client = redis.NewClusterClient(&redis.ClusterOptions{
@@ -49,7 +49,7 @@ func newCluster(p *pool) *cluster {
 		ContextTimeoutEnabled: true, ReadTimeout: refreshFor, WriteTimeout: refreshFor,
 		DialTimeout: o.DialTimeout, DialerRetries: 1, DialerRetryTimeout: dialAgain, PoolTimeout: o.PoolTimeout,
 		PoolSize: p.config.PoolSize, MaxActiveConns: p.config.PoolSize, PipelinePoolSize: -1,
-		ConnMaxLifetime: least + jitter/2, ConnMaxLifetimeJitter: jitter / 2, // more or less
+		ConnMaxLifetime: least + jitter/2, ConnMaxLifetimeJitter: jitter / 2, // on average
 		MaintNotificationsConfig:   o.MaintNotificationsConfig,
 		DisableRoutingPolicies:     true,
 		ClusterStateReloadInterval: refreshEach,
@@ -57,12 +57,12 @@ func newCluster(p *pool) *cluster {
 	return c
 }
 
-// route returns the node of the master that holds key.
+// route returns the node of the master of key.
 func (c *cluster) route(ctx context.Context, key string) (*node, *remote.Error) {
-	if e := c.known.Load(); e != nil {
+	if e := c.unknown.Load(); e != nil {
 		return nil, e
 	}
-	client, err := c.client.MasterForKey(ctx, key) // does not ask the cluster, as the masters are known
+	client, err := c.client.MasterForKey(ctx, key) // does not send a command, because the masters are known
 	if err != nil {
 		return nil, classify("", err)
 	}
@@ -73,7 +73,7 @@ func (c *cluster) route(ctx context.Context, key string) (*node, *remote.Error) 
 	return c.add(addr), nil
 }
 
-// add returns the node of addr; a new one is created and started.
+// add returns the node of addr. If necessary, it creates and starts one.
 func (c *cluster) add(addr string) *node {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -91,7 +91,7 @@ func (c *cluster) add(addr string) *node {
 	return n
 }
 
-// watch keeps the masters known, and runs the writers of all nodes, until ctx ends.
+// watch tracks the masters and runs the writers of all nodes until ctx ends.
 func (c *cluster) watch(ctx context.Context) {
 	c.mu.Lock()
 	c.start = func(n *node) {
@@ -120,23 +120,23 @@ func (c *cluster) watch(ctx context.Context) {
 		case <-timer.C:
 		}
 		next = idleLook
-		if c.known.Load() == nil && time.Since(last) < refreshEach && (!c.trouble.Load() || time.Since(last) < refreshAfter) {
+		if c.unknown.Load() == nil && time.Since(last) < refreshEach && (!c.trouble.Load() || time.Since(last) < refreshAfter) {
 			continue
 		}
 		c.trouble.Store(false)
 		last = time.Now()
 		if err := c.refresh(ctx); err == nil {
 			wait.Reset()
-		} else if c.known.Load() != nil {
+		} else if c.unknown.Load() != nil {
 			e := c.pool.advised(classify("", err))
-			c.known.Store(e)
+			c.unknown.Store(e)
 			c.pool.observer.Event(remote.Event{Kind: remote.EventConnectFailed, Node: c.pool.target.addrs[0], Err: e})
 			next = wait.Next()
 		}
 	}
 }
 
-// refresh asks for the masters, adds nodes for new ones and ends the nodes of those that are no longer masters.
+// refresh looks up the masters, adds nodes for new ones, and stops the nodes of former ones.
 func (c *cluster) refresh(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, refreshFor)
 	defer cancel()
@@ -157,7 +157,7 @@ func (c *cluster) refresh(ctx context.Context) error {
 	for addr := range masters {
 		c.add(addr)
 	}
-	c.known.Store(nil)
+	c.unknown.Store(nil)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	nodes := maps.Clone(*c.nodes.Load())
@@ -173,7 +173,7 @@ func (c *cluster) refresh(ctx context.Context) error {
 	return nil
 }
 
-// tick has idle writers check their connections.
+// tick makes idle writers check their connections.
 func (c *cluster) tick() {
 	for _, n := range *c.nodes.Load() {
 		n.tick()
@@ -190,15 +190,14 @@ func (c *cluster) close() error {
 	return c.client.Close()
 }
 
-// tryAgainAfter is how long keys that are being moved are given to arrive.
+// tryAgainAfter is the delay before resending a call whose keys are being moved.
 const tryAgainAfter = 5 * time.Millisecond
 
-// redirect sends calls whose keys are on another node, or being moved, through the cluster's client, which follows
-// MOVED and ASK. A call that gets TRYAGAIN, because some of its keys have been moved and some have not, is sent once
-// more after a while.
+// redirect resends calls whose keys are on another node, or being moved, through the cluster's client, which follows MOVED and ASK. It
+// resends a call that gets TRYAGAIN, because only some of its keys have been moved, once more after a delay.
 func (p *pool) redirect(ctx context.Context, w *writer, calls []*call) {
 	if p.cluster == nil {
-		return // the server is part of a cluster although the configuration does not say so; the reply tells
+		return // the server is part of a cluster, contrary to the configuration; the error reply shows it
 	}
 	p.cluster.trouble.Store(true)
 	halves := func(c *call) bool { return c.err != nil && c.err.Code == "TRYAGAIN" }
@@ -222,7 +221,7 @@ func (p *pool) redirect(ctx context.Context, w *writer, calls []*call) {
 	}
 }
 
-// send resends calls, of which nothing was counted, through the cluster's client.
+// send resends calls that counted nothing through the cluster's client.
 func (c *cluster) send(ctx context.Context, w *writer, calls []*call) {
 	if len(calls) == 0 {
 		return
@@ -230,7 +229,7 @@ func (c *cluster) send(ctx context.Context, w *writer, calls []*call) {
 	pipe := c.client.Pipeline()
 	for _, one := range calls {
 		c.pool.codec.again(one)
-		_ = pipe.BatchProcess(ctx, one.unanswered(nil)...) // only collects
+		_ = pipe.BatchProcess(ctx, one.unanswered(nil)...) // only buffers
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	for _, one := range calls {

@@ -7,11 +7,11 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// call is what carries out operations: one script call for any number of them or, with the reference's keys, an INCRBY and
-// what goes with it for one. It is kept for reuse.
+// call carries out operations: one script call for any number of them or, with the reference's keys, the commands for one operation. It
+// is reused.
 type call struct {
 	items  []*item
-	sent   []redis.Cmder // the commands; none if unsent says why they cannot be carried out
+	sent   []redis.Cmder // commands; none if unsent is set
 	err    *remote.Error // the first error among the replies
 	unsent *remote.Error
 
@@ -19,18 +19,18 @@ type call struct {
 	script *script
 	keys   []packed
 	args   packed
-	nonce  uint64 // comes back first; 0 if nothing does, so that the replies need a fence
-	weight int    // what it costs Redis, in µs
+	nonce  uint64 // comes back first in the reply; 0 if it does not, so that the replies need a fence
+	weight int    // cost in Redis, in µs
 }
 
-// calls are the calls of a batch, and what they are made with.
+// calls holds the calls of a batch and the memory to build them.
 type calls struct {
 	all    []*call
-	groups map[string]int // the number of the last group of each kind, by what its operations share
+	groups map[string]int // number of the last group, by kind and shared description
 	shared packed
 }
 
-// next returns a further call.
+// next returns another call.
 func (cs *calls) next() *call {
 	if n := len(cs.all); n < cap(cs.all) && cs.all[:n+1][n] != nil {
 		cs.all = cs.all[:n+1]
@@ -42,17 +42,17 @@ func (cs *calls) next() *call {
 	return c
 }
 
-// codec turns operations into calls and replies into decisions.
+// codec converts operations to calls, and replies to decisions.
 type codec interface {
-	// encode adds calls for items, each of which stands for those merged into it. Operations on one key stay in order. together
-	// says whether one call may have several keys.
+	// encode adds calls for items, each of which represents the items merged into it. Operations on one key stay in order. together
+	// allows several keys in one call.
 	encode(cs *calls, items []*item, together bool)
-	// again sets c.sent to the commands for c.items after a reply, in c.err, that nothing was done: the server does not know the
-	// script, the key is on another node, or the script cannot decide.
+	// again sets c.sent to the commands for c.items after the reply in c.err, which guarantees that nothing was done: the server does not
+	// know the script, the key is on another node, or the script cannot decide.
 	again(c *call)
-	// more sets c.sent to a second step, which depends on the replies to the first, and reports whether there is one.
+	// more sets c.sent to a second step, which depends on the replies to the first one, and reports whether there is one.
 	more(c *call) bool
-	// decode fills in the decision or the error of each of c.items, from the replies to c.sent or from c.err.
+	// decode sets the decision or the error of each of c.items, from the replies to c.sent or from c.err.
 	decode(c *call, node string)
 	// route returns one of op's keys, which determines the node of a cluster.
 	route(op *backend.Op) string
@@ -65,8 +65,7 @@ func (c *call) fail(e *remote.Error) {
 	}
 }
 
-// unanswered appends the commands of c that have no reply yet. One that was answered may have counted, and must not be
-// sent again.
+// unanswered appends the commands of c without a reply. A command with a reply may have counted, and must not be resent.
 func (c *call) unanswered(cmds []redis.Cmder) []redis.Cmder {
 	for _, s := range c.sent {
 		if s := s.(*command); s.Err() == nil && s.Val() == nil {

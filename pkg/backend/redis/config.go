@@ -11,16 +11,16 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Observer is notified of what a backend does.
+// Observer receives notifications about a backend.
 type Observer = remote.Observer
 
-// Batch is what one round trip did.
+// Batch describes one round trip.
 type Batch = remote.Batch
 
-// Event is what an operator should know about.
+// Event is an event of interest to an operator.
 type Event = remote.Event
 
-// Type is the kind of deployment that counters live in.
+// Type is a kind of deployment.
 type Type uint8
 
 // The kinds of deployments.
@@ -30,82 +30,79 @@ const (
 	Cluster              // a Redis Cluster
 )
 
-// KeyFormat says under which keys counters are kept.
+// KeyFormat is a format of the keys of counters.
 type KeyFormat uint8
 
 // The formats of keys.
 const (
-	OurKeys       KeyFormat = iota // all algorithms, by scripts
-	ReferenceKeys                  // those of envoyproxy/ratelimit, by INCRBY and EXPIRE: fixed windows only
+	OurKeys       KeyFormat = iota // for all algorithms, by scripts
+	ReferenceKeys                  // envoyproxy/ratelimit's, by INCRBY and EXPIRE: fixed windows only
 )
 
 // DefaultPoolSize is the default of [Config.PoolSize].
 const DefaultPoolSize = 10
 
-// Config says where Redis is and how to talk to it. URL is required; the zero value of every other field works.
+// Config configures a [Backend]. URL is required; the zero value of every other field is valid.
 type Config struct {
 	// Type is the kind of deployment: [Single] by default.
 	Type Type
-	// Network is tcp, the default, tcp4 or tcp6 for addresses of one kind alone, or unix. Any URL with a host and a port is
-	// reached by TCP; sentinels and clusters are always reached by tcp.
+	// Network is tcp (the default), tcp4 or tcp6 to use only one address family, or unix. URLs with a host and a port always use TCP.
+	// Sentinels and clusters always use tcp.
 	Network string
-	// URL is where Redis is. For a single server: host:port, the path of a socket,
-	// redis://[user[:password]@]host:port[/db] or, with TLS, rediss://…. For a cluster: one or more of these, separated
-	// by commas. For sentinels: the master's name and their addresses, host:port or redis://[user[:password]@]host:port,
-	// separated by commas; a password there is the sentinels'.
+	// URL is the address of Redis. For a single server: host:port, the path of a socket, redis://[user[:password]@]host:port[/db] or,
+	// with TLS, rediss://…. For a cluster: one or more of these, separated by commas. For sentinels: the master's name, followed by the
+	// addresses of the sentinels, host:port or redis://[user[:password]@]host:port, separated by commas; a password there is that of the
+	// sentinels.
 	URL string
-	// TLS returns a TLS configuration. TLS is used if it is not nil or the URL says rediss. It is called for each
-	// connection, and must return a new configuration each time.
+	// TLS returns a new TLS configuration for each connection. TLS is used if this is not nil, or if the URL is rediss://….
 	TLS func() (*tls.Config, error)
-	// Auth is a password, or user:password; if empty, the URL's is used, if any, unless that has the addresses of sentinels.
+	// Auth is a password, or user:password. If empty, the URL's credentials are used, unless they are those of sentinels.
 	Auth string
-	// AuthFile names a file whose contents take the place of Auth. It is read for each new connection, so that a
-	// rotated password takes effect without a restart.
+	// AuthFile names a file whose content replaces Auth. It is read for each new connection, so a rotated password takes effect without a
+	// restart.
 	AuthFile string
-	// AuthMaxAge is how long a connection is used after it has authenticated, at most, where passwords are tokens that end:
-	// a new one takes its place when between seven and nine tenths of that have passed, before the old one is closed. Ten
-	// minutes, more or less, if zero.
+	// AuthMaxAge is the maximum lifetime of an authenticated connection, for passwords that are expiring tokens. A new connection
+	// replaces the old one after between seven and nine tenths of it. The default is about ten minutes.
 	AuthMaxAge time.Duration
-	// SentinelAuth and SentinelAuthFile are like Auth and AuthFile, for the sentinels. If both are empty, the URL's is used.
+	// SentinelAuth and SentinelAuthFile correspond to Auth and AuthFile, for the sentinels. If both are empty, the URL's credentials are
+	// used.
 	SentinelAuth, SentinelAuthFile string
 	// KeyPrefix is prepended to every key.
 	KeyPrefix string
-	// ExpirationJitter spreads expiry: keys live up to this much longer than they have to, at random.
+	// ExpirationJitter spreads expiry: a random part of it is added to the lifetime of each key.
 	ExpirationJitter time.Duration
-	// PoolSize is the maximum number of connections to one server: 10 if zero. Two are used; or one for each millisecond, up to 16, to a
-	// server that is 3 ms away or farther.
+	// PoolSize is the maximum number of connections to one server: 10 if zero. Usually two are used. A server with a round-trip time of 3
+	// ms or more gets one per millisecond, up to 16.
 	PoolSize int
-	// OpTimeout is how long one round trip may take, how long a caller waits at most, whatever its deadline, and how long
-	// a node may keep silent before calls are kept away, which is never less than 50 ms. If zero, a round trip may take
-	// 250 ms, a caller waits until 2 ms before its deadline, or 250 ms if it has none, and a node may be silent for 50 ms.
+	// OpTimeout bounds a round trip, and the wait of a caller, regardless of its deadline. It is also the time without an answer, at
+	// least 50 ms, after which a node counts as silent. If zero, a round trip may take 250 ms, a caller waits until 2 ms before its
+	// deadline, or 250 ms without one, and a node is silent after 50 ms.
 	OpTimeout time.Duration
-	// DialTimeout is how long it may take to connect, and again to authenticate and to learn about the server: 250 ms
-	// if zero.
+	// DialTimeout bounds the time to connect, and again the time to authenticate and to query the server: 250 ms if zero.
 	DialTimeout time.Duration
-	// KeyFormat is how counters are named and counted: [OurKeys] by default.
+	// KeyFormat is the format of keys, which also determines the commands. The default is [OurKeys].
 	KeyFormat KeyFormat
-	// PerSecond is a second Redis, for descriptors all of whose limits have a window of one second. Its own PerSecond,
-	// KeyPrefix, ExpirationJitter, KeyFormat, Now, Observer and Evicted are ignored in favour of this Config's. Nil
-	// means that there is none.
+	// PerSecond is a second Redis, for descriptors whose limits all have a window of one second. Its PerSecond, KeyPrefix,
+	// ExpirationJitter, KeyFormat, Now, Observer and Evicted are ignored in favor of this Config's. Nil means none.
 	PerSecond *Config
-	// Observer is notified of what happens. A node is gone when it is a cluster's master no longer, and connections are
-	// counted as by [Backend.Connections].
+	// Observer is notified of events. A node is gone when it is no longer a master of the cluster. Connections are counted as by
+	// [Backend.Connections].
 	Observer Observer
-	// Evicted is called with the number of keys that a node has evicted for lack of memory since it was last asked, the
-	// first time when connecting to it. Each may have been a counter, whose limit was thereby reset. It may be nil, is
-	// called concurrently, and must not block.
+	// Evicted is called with the number of keys that a node has evicted for lack of memory since the last query; the first query is at
+	// connecting. Each evicted key may have been a counter, whose limit was thereby reset. Evicted may be nil, is called concurrently,
+	// and must not block.
 	Evicted func(node string, keys int64)
-	// Policy is called with the maxmemory-policy of a node, empty if it may not be asked, when connecting to it and every few
-	// seconds. Otherwise it is as Evicted. That of PerSecond is its own.
+	// Policy is called with the maxmemory-policy of a node, at connecting and every few seconds. It is empty without the permission to
+	// query it. Otherwise it is like Evicted. PerSecond has its own.
 	Policy func(node, policy string)
-	// Now returns the time that scripts decide by. Nil means the clock of Redis; tests set it.
+	// Now returns the time used by scripts. Nil means the clock of Redis. Only tests set it.
 	Now func() engine.Micros
 }
 
-// The kinds of events, beside those of package remote, and what their Detail is.
+// Kinds of events in addition to those of package remote, with their Detail.
 const (
-	EventDataChanged   remote.EventKind = "dataset_changed" // a node is no longer the same process: counters may be gone; its run ID
-	EventMaxMemory     remote.EventKind = "maxmemory"       // maxmemory-policy lets Redis evict counters, which resets limits; the policy
+	EventDataChanged   remote.EventKind = "dataset_changed" // a node is another process than before, so counters may be lost; its run ID
+	EventMaxMemory     remote.EventKind = "maxmemory"       // maxmemory-policy allows Redis to evict counters, which resets limits; the policy
 	EventMasterChanged remote.EventKind = "master_changed"  // the sentinels name a new master; its address
 )
 

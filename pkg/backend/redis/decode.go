@@ -11,14 +11,14 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// What an answer begins with, if it is not what a common take found.
+// First numbers of answers other than the result of a common take.
 const (
 	answerDecision = -1
 	answerError    = -2
-	answerHeld     = -3 // a decision beside reservations
+	answerHeld     = -3 // a decision with reservations
 )
 
-// The fields of a decision in a reply, each a double.
+// Fields of a decision in a reply. Each is a double.
 const (
 	fieldAdmitted = iota
 	fieldLeft
@@ -39,13 +39,13 @@ const (
 	fieldsHeld
 )
 
-// answers are what the script replied.
+// answers is the reply of a script.
 type answers struct {
-	text   string // what is not read yet
+	text   string // rest of the reply
 	errors []any
 }
 
-// answersTo returns the reply to c, which must not be an error.
+// answersTo parses the reply to c, which must not be an error.
 func answersTo(c *call) (r answers, ok bool) {
 	switch v := c.sent[0].(*command).Val().(type) {
 	case string:
@@ -59,7 +59,7 @@ func answersTo(c *call) (r answers, ok bool) {
 	return r, ok
 }
 
-// proves reports whether the reply to c, which is no error, belongs to it. A call without a number needs a fence instead.
+// proves reports whether the reply to c, which is not an error, belongs to c. A call without a nonce needs a fence instead.
 func (c *call) proves() bool {
 	if c.nonce == 0 {
 		return true
@@ -68,7 +68,7 @@ func (c *call) proves() bool {
 	return ok && len(r.text) >= 16 && binary.LittleEndian.Uint64([]byte(r.text[:8])) == c.nonce
 }
 
-// Errors of replies that no script could give.
+// Errors of replies that no script returns.
 var (
 	errShort = errors.New("a script returned too little")
 	errFew   = errors.New("a script returned too few errors")
@@ -112,14 +112,14 @@ func (s *scriptCodec) decode(c *call, node string) {
 		if err == nil {
 			it.err, err = r.decide(&it.op, now, node)
 		}
-		if err != nil { // what follows is of no use either
+		if err != nil { // the rest of the reply is invalid too
 			it.err = store.Wrap(node, err)
 		}
 	}
 }
 
-// decide fills in op.Decision from the next answer, or returns why the operation failed. An answer that no script could
-// give is an error and leaves op unchanged: wrong numbers must not become decisions.
+// decide sets op.Decision from the next answer, or returns the reason why the operation failed. For an answer that no script returns, it
+// returns an error and leaves op unchanged, so that invalid numbers do not become decisions.
 func (r *answers) decide(op *backend.Op, now uint64, node string) (*remote.Error, error) {
 	f, ok := r.float()
 	switch {
@@ -152,7 +152,7 @@ func (r *answers) decide(op *backend.Op, now uint64, node string) (*remote.Error
 	return nil, errNotCommon
 }
 
-// decision fills in op.Decision from one that the script has made.
+// decision sets op.Decision from a decision of the script.
 func (r *answers) decision(op *backend.Op, many int) error {
 	var n [fieldsHeld]uint64
 	for i := range n[:many] {
@@ -197,7 +197,7 @@ func (r *answers) decision(op *backend.Op, many int) error {
 	return nil
 }
 
-// check returns an error if the numbers cannot be a decision on op.
+// check returns an error if the numbers are not a possible decision on op.
 func check(op *backend.Op, n *[fieldsHeld]uint64) error {
 	if n[fieldStrictest] >= uint64(len(op.Limits)) {
 		return fmt.Errorf("a script returned that limit %d of %d is the strictest", n[fieldStrictest], len(op.Limits))

@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// packedReply packs what a script replies.
+// packedReply packs the reply of a script.
 func packedReply(ns ...float64) string {
 	var b []byte
 	for _, n := range ns {
@@ -37,7 +37,7 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// TestDecodeInvalid: a reply that is out of range gives an error, not a decision.
+// TestDecodeInvalid checks that an out-of-range reply is an error, not a decision.
 func TestDecodeInvalid(t *testing.T) {
 	const tooMany = 1 << 53
 	for name, r := range map[string]string{

@@ -3,7 +3,6 @@ package redis
 import (
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -28,9 +27,7 @@ func TestDeployments(t *testing.T) {
 	misnamed := redistest.Start(t, other.Config()...)
 	plain := redistest.Start(t, "unixsocket {dir}/redis.sock", "user app on >sec:ret ~* &* +@all", "user default on >word ~* &* +@all")
 	file := filepath.Join(t.TempDir(), "auth")
-	if err := os.WriteFile(file, []byte("app:sec:ret\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.WriteFile(t, file, "app:sec:ret\n")
 	files := func(c redistest.Certificates, skip bool) remote.TLSFiles {
 		return remote.TLSFiles{CA: c.CA, Cert: c.Cert, Key: c.Key, SkipHostname: skip}
 	}
@@ -39,7 +36,7 @@ func TestDeployments(t *testing.T) {
 		name   string
 		config Config
 		files  remote.TLSFiles
-		want   string // of Check's error
+		want   string // text of Check's error
 	}{
 		{"password", Config{URL: plain.Addr(), Auth: "word"}, remote.TLSFiles{}, ""},
 		{"user", Config{URL: plain.Addr(), Auth: "app:sec:ret"}, remote.TLSFiles{}, ""},
@@ -64,7 +61,12 @@ func TestDeployments(t *testing.T) {
 		{"tls_other_ca", Config{URL: localhost}, remote.TLSFiles{CA: other.CA}, "certificate"},
 		{"tls_other_name", Config{URL: fmt.Sprintf("localhost:%d", misnamed.Port())}, files(other, false), "elsewhere"},
 		{"tls_skip_name", Config{URL: fmt.Sprintf("localhost:%d", misnamed.Port())}, files(other, true), ""},
-		{"tls_skip_name_other_ca", Config{URL: fmt.Sprintf("localhost:%d", misnamed.Port())}, remote.TLSFiles{CA: certs.CA, SkipHostname: true}, "unknown authority"},
+		{
+			"tls_skip_name_other_ca",
+			Config{URL: fmt.Sprintf("localhost:%d", misnamed.Port())},
+			remote.TLSFiles{CA: certs.CA, SkipHostname: true},
+			"unknown authority",
+		},
 		{"plain_to_tls", Config{URL: localhost}, remote.TLSFiles{}, "reset: "},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -73,12 +75,9 @@ func TestDeployments(t *testing.T) {
 				c.config.TLS = c.files.Load
 			}
 			c.config.DialTimeout, c.config.OpTimeout = slow, slow
-			b, err := New(c.config)
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := opened(t, c.config)
 			defer b.Close()
-			err = reached(t, b)
+			err := reached(t, b)
 			if c.want == "" {
 				if err != nil {
 					t.Fatal(err)
@@ -138,7 +137,7 @@ func TestPerSecond(t *testing.T) {
 	long, short := redistest.Start(t), redistest.Start(t)
 	b := run(t, Config{
 		URL: long.Addr(), PerSecond: &Config{URL: short.Addr(), OpTimeout: slow}, KeyPrefix: "mine:", OpTimeout: slow,
-		Now: func() engine.Micros { return 1e15 }, // so that no second ends, and its keys with it
+		Now: func() engine.Micros { return 1e15 }, // no second ends, so no key expires
 	}, true)
 	second := engine.Limits{{Algorithm: engine.FixedWindow, Hits: 10, Window: 1e6}}
 	minute := engine.Limits{{Algorithm: engine.FixedWindow, Hits: 20, Window: 60e6}}
@@ -168,7 +167,7 @@ func TestPerSecond(t *testing.T) {
 	}
 }
 
-// TestBothConnections: a backend with two deployments is connected once both are, and then as long as either is.
+// TestBothConnections checks that a backend with two deployments counts as connected once both are, and then while at least one is.
 func TestBothConnections(t *testing.T) {
 	t.Parallel()
 	long, short := redistest.Start(t), redistest.Start(t)
@@ -192,7 +191,7 @@ func TestBothConnections(t *testing.T) {
 	testkit.Eventually(t, "no connection", func() bool { return active.Load() == 0 })
 }
 
-// TestCluster runs the suite over a cluster, in brief: TestScripts plays all of it.
+// TestCluster runs the suite on a cluster, in brief; TestScripts has all of it.
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.Cluster(t, 3)
@@ -209,7 +208,7 @@ func TestCluster(t *testing.T) {
 	}})
 }
 
-// TestClusterReference: the reference's keys have no hash tag, and are spread all over the cluster.
+// TestClusterReference checks that the reference's keys, which have no hash tag, are spread over the cluster.
 func TestClusterReference(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.Cluster(t, 3)
@@ -237,7 +236,7 @@ func TestF07_ClusterMigration(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.Cluster(t, 3)
 	b := run(t, Config{Type: Cluster, URL: nodes[0].Addr(), OpTimeout: slow}, true)
-	l := newLoad(b, 500, slow) // what is late because the machine is busy is no fault of redirects
+	l := newLoad(b, 500, slow) // lateness on a busy machine is not an error of redirects
 	l.answered(t, 50)
 	begun := time.Now()
 	out := nodes[0].CLI("--cluster", "reshard", nodes[0].Addr(), "--cluster-from", nodes[0].CLI("CLUSTER", "MYID"),
@@ -248,7 +247,7 @@ func TestF07_ClusterMigration(t *testing.T) {
 	if f := failed(l.answers); len(f) > 0 {
 		t.Errorf("of %d calls there failed %v\n%s", len(l.answers), f, out[max(0, len(out)-500):])
 	}
-	// Each counter has been hit as often as it was admitted.
+	// Each counter has as many hits as were admitted.
 	limit := lasting(1e6)
 	hits := map[int]uint64{}
 	for i := range l.answers {
@@ -263,9 +262,8 @@ func TestF07_ClusterMigration(t *testing.T) {
 	}
 }
 
-// TestF07_HalfMoved: while a slot is being moved, a counter with one key is decided on the node to which the key goes;
-// one with several keys, some on either node, is tried once more and counts nothing, and is decided once the slot has
-// been moved. Nodes may leave out where they, and others, are.
+// TestF07_HalfMoved: while a slot is being moved, the destination decides on a counter with one key. A call on a counter whose keys are
+// partly moved is retried once and counts nothing; after the move, it is decided. Nodes may omit their own host and those of others.
 func TestF07_HalfMoved(t *testing.T) {
 	t.Parallel()
 	for _, endpoints := range []string{"ip", "unknown-endpoint"} {
@@ -290,7 +288,7 @@ func halfMoved(t *testing.T, nodes []*redistest.Server) {
 	}
 	op := backend.Op{Take: engine.Take{Cost: 1, Count: 1}}
 	slot := int64(1 << 20)
-	for key := 0; slot > 5000; key++ { // the first of three masters has them
+	for key := 0; slot > 5000; key++ { // the first of three masters has such slots
 		op.Key = keyOf(key)
 		slot = from.Client().ClusterKeySlot(t.Context(), b.main.codec.route(&op)).Val()
 	}
@@ -325,7 +323,8 @@ func halfMoved(t *testing.T, nodes []*redistest.Server) {
 	}
 }
 
-// TestClusterWithoutHosts: a node that does not say where it is, in any of the ways that Redis has, is where it was asked.
+// TestClusterWithoutHosts checks that a node that does not report its host, in any form that Redis has for this, is reached at the
+// queried host.
 func TestClusterWithoutHosts(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, "cluster-enabled yes", "bind 127.0.0.1 127.0.0.2")
@@ -333,7 +332,7 @@ func TestClusterWithoutHosts(t *testing.T) {
 		t.Fatal(err)
 	}
 	testkit.Eventually(t, "a cluster of one node", func() bool { return strings.Contains(s.CLI("CLUSTER", "INFO"), "cluster_state:ok") })
-	found := true // by go-redis alone
+	found := true // found by go-redis alone
 	for endpoints, host := range map[string]string{"ip": `""`, "unknown-endpoint": "", "hostname": "?"} {
 		if got := s.CLI("CONFIG", "SET", "cluster-preferred-endpoint-type", endpoints); strings.Contains(got, "Unsupported CONFIG parameter") && endpoints != "ip" {
 			continue // Redis 6 has only addresses
@@ -358,7 +357,7 @@ func TestClusterWithoutHosts(t *testing.T) {
 func TestF07_ClusterMasterKilled(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.Cluster(t, 3)
-	var breaker sync.Map // the last state by node
+	var breaker sync.Map // last state by node
 	b := run(t, Config{Type: Cluster, URL: nodes[0].Addr(), Observer: remote.Observer{Breaker: func(node, state string) { breaker.Store(node, state) }}}, true)
 	l := newLoad(b, 500, usual)
 	l.healthy(t)
@@ -386,7 +385,7 @@ func TestF07_ClusterMasterKilled(t *testing.T) {
 	l.end()
 	figure(t, "the gap", recovery(l.answers, killed), 4*time.Second)
 	figure(t, "p99", p99(l.answers), 25*time.Millisecond)
-	// One shard of three is away: the others go on.
+	// One shard of three is down; the others continue.
 	during := l.between(killed, killed.Add(time.Second/2))
 	bad := 0
 	for _, n := range failed(during) {

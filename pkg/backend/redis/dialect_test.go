@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// withOnly starts a server that has no commands but those for which keep returns true.
+// withOnly starts a server that has only the commands for which keep returns true.
 func withOnly(t *testing.T, keep func(name string) bool, config ...string) *redistest.Server {
 	t.Helper()
 	all, err := redistest.Start(t).Client().Command(t.Context()).Result()
@@ -28,11 +28,11 @@ func withOnly(t *testing.T, keep func(name string) bool, config ...string) *redi
 	return redistest.Start(t, config...)
 }
 
-// laterThan4 returns the commands that Redis 4 did not have, or none if the server does not know: before Redis 7.
+// laterThan4 returns the commands added after Redis 4, or none if the server cannot list them, which requires Redis 7.
 func laterThan4(t *testing.T) map[string]bool {
 	t.Helper()
 	docs, err := redistest.Start(t).Client().Do(t.Context(), "command", "docs").Result()
-	if err != nil && strings.Contains(err.Error(), "Unknown subcommand") { // as Redis 6 puts it
+	if err != nil && strings.Contains(err.Error(), "Unknown subcommand") { // the error of Redis 6
 		return nil
 	}
 	if err != nil {
@@ -50,7 +50,7 @@ func laterThan4(t *testing.T) map[string]bool {
 	return later
 }
 
-// uses takes, looks, refunds and resets, in each window that c allows, over two generations of connections.
+// uses takes, checks, refunds and resets in each window that c supports, over two generations of connections.
 func uses(t *testing.T, c Config) {
 	t.Helper()
 	c.DialTimeout, c.OpTimeout = slow, slow
@@ -65,7 +65,10 @@ func uses(t *testing.T, c Config) {
 				mode           backend.Mode
 				cost, admitted uint64
 				left           uint64 // below the limit, of the last limits
-			}{{backend.Take, 3, 1, 0}, {backend.Peek, 1, 1, 3}, {backend.Refund, 2, 1, 3}, {backend.Peek, 1, 1, 1}, {backend.Reset, 0, 1, 1}, {backend.Peek, 1, 1, 0}} {
+			}{{backend.Take, 3, 1, 0}, {backend.Peek, 1, 1, 3}, {
+				backend.Refund, 2, 1,
+				3,
+			}, {backend.Peek, 1, 1, 1}, {backend.Reset, 0, 1, 1}, {backend.Peek, 1, 1, 0}} {
 				op := backend.Op{Key: keyOf(i), Name: nameOf(i), Limits: limits, Mode: step.mode, Take: engine.Take{Cost: step.cost, Count: 1}}
 				ops := []backend.Op{op}
 				b.Apply(t.Context(), ops)
@@ -79,7 +82,7 @@ func uses(t *testing.T, c Config) {
 			}
 		}
 		for n := range b.main.nodes() {
-			n.renewed.Add(1) // connections of which much is known already
+			n.renewed.Add(1) // for connections with cached properties
 		}
 	}
 	b.Apply(t.Context(), []backend.Op{{Key: keyOf(0), Name: nameOf(0), Limits: all[0], Mode: backend.Reset}})
@@ -88,8 +91,8 @@ func uses(t *testing.T, c Config) {
 	}
 }
 
-// TestAnyRedis counts where much of what a Redis has is missing: behind proxies, in old versions, in managed ones, and
-// for a user who may do very little.
+// TestAnyRedis counts with servers that lack many commands: behind proxies, in old versions, in managed services, and for a user with few
+// permissions.
 func TestAnyRedis(t *testing.T) {
 	t.Parallel()
 	testkit.NotShort(t)
@@ -133,7 +136,7 @@ func TestAnyRedis(t *testing.T) {
 	}
 }
 
-// TestMissing: what a server lacks that counters need is named, with the setting that helps.
+// TestMissing checks that the error names the missing capability of a server, and the setting that helps.
 func TestMissing(t *testing.T) {
 	t.Parallel()
 	testkit.NotShort(t)
@@ -147,19 +150,22 @@ func TestMissing(t *testing.T) {
 	}{
 		{Config{URL: noScripts.Addr()}, "does not run scripts (ERR unknown command …), and counters are kept by scripts: set REDIS_KEY_FORMAT=reference"},
 		{Config{URL: proxy.Addr()}, "does not run scripts (ERR unknown command …), and counters are kept by scripts: set REDIS_KEY_FORMAT=reference"},
-		{Config{URL: noTime.Addr()}, "does not run scripts (ERR "}, // and what it calls a command that is unknown, which depends on the version
+		{Config{URL: noTime.Addr()}, "does not run scripts (ERR "}, // followed by the error for an unknown command, which varies
 		{Config{URL: noTime.Addr()}, "), and counters are kept by scripts: set REDIS_KEY_FORMAT=reference"},
 		{Config{URL: redistest.Twemproxy(t, []string{noTime.Addr()}).Addr()}, "does not run scripts (ERR "},
-		{Config{URL: "redis://" + proxy.Addr() + "/2", KeyFormat: ReferenceKeys}, "A proxy may do so on AUTH with a user, and on SELECT: leave out the user, or the database"},
-		{Config{URL: locked.Addr(), Auth: "app:word", KeyFormat: ReferenceKeys}, "A proxy may do so on AUTH with a user, and on SELECT: leave out the user, or the database"},
+		{
+			Config{URL: "redis://" + proxy.Addr() + "/2", KeyFormat: ReferenceKeys},
+			"A proxy may do so on AUTH with a user, and on SELECT: leave out the user, or the database",
+		},
+		{
+			Config{URL: locked.Addr(), Auth: "app:word", KeyFormat: ReferenceKeys},
+			"A proxy may do so on AUTH with a user, and on SELECT: leave out the user, or the database",
+		},
 		{Config{URL: locked.Addr(), Auth: "other", KeyFormat: ReferenceKeys}, "invalid password"},
 	} {
 		c.config.DialTimeout = slow
-		b, err := New(c.config)
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = reached(t, b)
+		b := opened(t, c.config)
+		err := reached(t, b)
 		if _, ok := errors.AsType[*remote.Error](err); !ok || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %s", c.config.URL, err, c.want)
 		}
@@ -169,7 +175,7 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-// TestDeadShard: behind a proxy, a server that is away is no reason to do without the others, whichever it is.
+// TestDeadShard checks that behind a proxy, the failure of any one server does not affect the others.
 func TestDeadShard(t *testing.T) {
 	t.Parallel()
 	testkit.NotShort(t)
@@ -177,15 +183,32 @@ func TestDeadShard(t *testing.T) {
 		servers := []*redistest.Server{redistest.Start(t), redistest.Start(t)}
 		proxy := redistest.Twemproxy(t, []string{servers[0].Addr(), servers[1].Addr()}, `hash_tag: "{}"`)
 		servers[dead].Kill()
-		b, err := New(Config{URL: proxy.Addr(), DialTimeout: slow})
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := opened(t, Config{URL: proxy.Addr(), DialTimeout: slow})
 		if err := reached(t, b); err != nil {
 			t.Errorf("without server %d: %v", dead, err)
 		}
 		if err := b.Close(); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+func TestTooOld(t *testing.T) {
+	t.Parallel()
+	for info, want := range map[string]string{
+		"redis_version:6.0.16\r\n":                         "this is Redis 6.0.16, which is too old: Redis 6.2 or later, or Valkey 7.2 or later, is required",
+		"redis_version:5.0.7\r\n":                          "this is Redis 5.0.7",
+		"redis_version:6.2.0\r\n":                          "",
+		"redis_version:8.2.1\r\n":                          "",
+		"redis_version:7.2.4\r\nvalkey_version:7.2.5\r\n":  "",
+		"redis_version:7.2.4\r\nvalkey_version:8.0.1\r\n":  "",
+		"redis_version:7.2.4\r\nvalkey_version:7.1.99\r\n": "this is Valkey 7.1.99",
+		"": "",
+	} {
+		s := parseInfo(info)
+		err := s.old()
+		if (err == nil) != (want == "") || err != nil && !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", info, err, want)
 		}
 	}
 }

@@ -15,11 +15,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// packed holds numbers in the format of Lua's struct library, as the script unpacks them, or a key. It is written to
-// Redis without being copied.
+// packed is a key, or numbers in the format of Lua's struct library. It is written to Redis without a copy.
 type packed struct{ b []byte }
 
-// MarshalBinary returns the bytes for go-redis to write.
+// MarshalBinary implements encoding.BinaryMarshaler for go-redis.
 func (p *packed) MarshalBinary() ([]byte, error) { return p.b, nil }
 
 // num appends integers that a double holds exactly.
@@ -41,14 +40,14 @@ func (p *packed) flag(set bool) {
 	}
 }
 
-// scriptCodec carries out operations by the script. It is safe for concurrent use.
+// scriptCodec carries out operations by scripts. It is safe for concurrent use.
 type scriptCodec struct {
 	prefix string               // before every key
-	jitter int64                // keys are kept for up to this many ms longer than needed, at random
-	now    func() engine.Micros // overrides the clock of Redis; nil except in tests
-	clock  func() engine.Micros // overrides the clock of this process, by which calendar edges are chosen; nil except in tests
+	jitter int64                // maximum random addition to the lifetime of keys, in ms
+	now    func() engine.Micros // replaces the clock of Redis; nil except in tests
+	clock  func() engine.Micros // replaces the clock of this process, which selects calendar edges; nil except in tests
 	script *script
-	alone  *script // for a common take of a window, if it has a call to itself
+	alone  *script // for a single common take of a window
 	nonce  atomic.Uint64
 }
 
@@ -66,7 +65,7 @@ func newScriptCodec(c *Config) (*scriptCodec, error) {
 	return s, nil
 }
 
-// here returns the time by the clock of this process.
+// here returns the time on this process's clock.
 func (s *scriptCodec) here() engine.Micros {
 	switch {
 	case s.clock != nil:
@@ -77,15 +76,15 @@ func (s *scriptCodec) here() engine.Micros {
 	return engine.Micros(time.Now().UnixMicro())
 }
 
-// injectedSlack is how much longer keys are kept if a clock is injected, in ms: that clock may run slower than the one
-// by which Redis expires keys.
+// injectedSlack is added to the lifetime of keys, in ms, if a clock is injected, because that clock may be slower than the one by which
+// Redis expires keys.
 const injectedSlack = 3_600_000
 
-// latest is the last time that the engine handles.
+// latest is the latest time that the engine handles.
 const latest engine.Micros = 1 << 52
 
-// gather orders items by groups of operations that share a description, and are carried out one after the other. An item is in a later
-// group than the one before it on the same key, or behind it in one that keeps the order.
+// gather assigns items to groups of operations that share a description and run one after the other. An item is in a later group than the
+// previous item on the same key, or after it in a group that keeps the order.
 func (cs *calls) gather(items []*item) {
 	if cs.groups == nil {
 		cs.groups = map[string]int{}
@@ -112,10 +111,10 @@ func (cs *calls) gather(items []*item) {
 	slices.SortStableFunc(items, func(a, b *item) int { return a.group - b.group })
 }
 
-// encode adds calls for items, as batch.lua describes them.
+// encode adds calls for items, in the format of batch.lua.
 func (s *scriptCodec) encode(cs *calls, items []*item, together bool) {
 	var c *call
-	group, head := 0, 0 // of c, and where in c.args its number of operations is
+	group, head := 0, 0 // of c, and the position in c.args of its number of operations
 	cs.gather(items)
 	for _, it := range items {
 		weight := weight(&it.op)
@@ -149,7 +148,7 @@ func (s *scriptCodec) encode(cs *calls, items []*item, together bool) {
 	}
 }
 
-// common appends what operations of a group share.
+// common appends the shared description of a group.
 func (p *packed) common(it *item) {
 	if it.kind != kindOther {
 		p.num(it.op.Take.Cost, it.op.Take.Count)
@@ -185,7 +184,7 @@ func (s *scriptCodec) keys(c *call, op *backend.Op) {
 	}
 }
 
-// addKey adds the key of op whose name ends in that of a slot, and in suffix.
+// addKey adds the key of op that ends in a slot's name and suffix.
 func (c *call) addKey(s *scriptCodec, op *backend.Op, slot engine.Slot, suffix string) {
 	if n := len(c.keys); n < cap(c.keys) {
 		c.keys = c.keys[:n+1]
@@ -196,7 +195,7 @@ func (c *call) addKey(s *scriptCodec, op *backend.Op, slot engine.Slot, suffix s
 	k.b = append(slot.Append(s.base(k.b[:0], op)), suffix...)
 }
 
-// finish makes the command of c.
+// finish builds the command of c.
 func (s *scriptCodec) finish(c *call) {
 	args := s.command(c, "evalsha", c.script.sha)
 	for i := range c.keys {
@@ -210,12 +209,11 @@ func (s *scriptCodec) again(c *call) {
 	}
 	args := s.command(c, "eval", c.script.text)
 	for i := range c.keys {
-		args[3+i] = string(c.keys[i].b) // go-redis determines the slot by it
+		args[3+i] = string(c.keys[i].b) // go-redis uses it to determine the slot
 	}
 }
 
-// command makes the command that calls the script for c, and returns its arguments, in which the caller has to fill in
-// the keys.
+// command builds the command that calls the script for c, and returns its arguments. The caller must fill in the keys.
 func (s *scriptCodec) command(c *call, name, script string) []any {
 	n := 3 + len(c.keys)
 	args := make([]any, n+1, n+2)
@@ -227,13 +225,13 @@ func (s *scriptCodec) command(c *call, name, script string) []any {
 	return args
 }
 
-// more returns false: a script does everything in one step.
+// more returns false, because a script needs only one step.
 func (s *scriptCodec) more(*call) bool { return false }
 
 // route returns a key in the cluster slot of all of op's keys.
 func (s *scriptCodec) route(op *backend.Op) string { return string(s.base(nil, op)) }
 
-// base appends the common beginning of all keys of op to b. Clients influence nothing of it but a hash.
+// base appends the common prefix of all keys of op to b. Of the data of clients, it contains only a hash.
 func (s *scriptCodec) base(b []byte, op *backend.Op) []byte {
 	b = append(b, s.prefix...)
 	b = append(b, "rl:{"...)
@@ -241,7 +239,7 @@ func (s *scriptCodec) base(b []byte, op *backend.Op) []byte {
 	return append(b, '}')
 }
 
-// slack returns how much longer than needed the keys of a call are kept, in ms.
+// slack returns the time that is added to the lifetime of the keys of a call, in ms.
 func (s *scriptCodec) slack() uint64 {
 	slack := uint64(0)
 	if s.jitter > 0 {
@@ -258,12 +256,12 @@ type mode uint8
 
 const (
 	modeTake  mode = iota
-	modeAsk        // take for a cost of 0: see whether a cost of 1 would be admitted
-	modeLook       // and write nothing
-	modeProbe      // look for a cost of 0
+	modeAsk        // take of cost 0: check whether a cost of 1 would be admitted
+	modeLook       // the same without writing
+	modeProbe      // look with cost 0
 	modeGive
 	modeReset
-	modeForce // reset even while a penalty runs
+	modeForce // reset even during a penalty
 	modeSettle
 )
 
@@ -290,7 +288,7 @@ func modeOf(op *backend.Op) mode {
 	return modeProbe
 }
 
-// beside says what stands beside the limits of op.
+// beside returns the code of op's penalty or reservations.
 func beside(op *backend.Op) byte {
 	switch {
 	case op.Penalty != nil:
@@ -303,7 +301,7 @@ func beside(op *backend.Op) byte {
 	return 0
 }
 
-// other appends op as penalty.lua describes it.
+// other appends op in the format of penalty.lua.
 func (s *scriptCodec) other(p *packed, op *backend.Op) {
 	t, m := &op.Take, modeOf(op)
 	count := min(t.Count, engine.MaxHits)

@@ -11,23 +11,23 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// store begins the texts of errors.
+// store is the prefix of error texts.
 const store remote.Store = "redis"
 
-// The classes of error replies, beside those of package remote.
+// Classes of error replies in addition to those of package remote.
 const (
 	ClassReadOnly    remote.Class = "readonly"    // a replica, or a server that accepts no writes
-	ClassBusy        remote.Class = "busy"        // another client's script runs for too long
+	ClassBusy        remote.Class = "busy"        // another client's script takes too long
 	ClassLoading     remote.Class = "loading"     // the server is loading its data from disk
-	ClassClusterDown remote.Class = "clusterdown" // the cluster, the master or enough replicas are missing
-	ClassNoAuth      remote.Class = "noauth"      // wrong or missing password, or missing permission: for an operator to fix
+	ClassClusterDown remote.Class = "clusterdown" // the cluster, the master or enough replicas are unavailable
+	ClassNoAuth      remote.Class = "noauth"      // wrong or missing password, or missing permission; needs an operator
 	ClassNoScript    remote.Class = "noscript"    // the script was missing again after it was sent
 )
 
 // errBehind is the error of replies that belong to other commands.
 var errBehind = errors.New("replies do not match commands")
 
-// classOf returns the class of an error reply by its first word, or "" if the word has none.
+// classOf returns the class of an error reply by its first word, or "" if the word is unknown.
 func classOf(code string) remote.Class {
 	switch code {
 	case "READONLY", "MISCONF":
@@ -48,7 +48,7 @@ func classOf(code string) remote.Class {
 	return ""
 }
 
-// classify turns an error of go-redis into one of Redis.
+// classify converts an error of go-redis.
 func classify(node string, err error) *remote.Error {
 	if reply, ok := errors.AsType[redis.Error](err); ok && !errors.Is(err, redis.Nil) {
 		return ofReply(node, reply.Error())
@@ -59,17 +59,17 @@ func classify(node string, err error) *remote.Error {
 	return store.Wrap(node, err)
 }
 
-// ofLogin matches the replies to AUTH that begin with no word of their own: a password was sent to a server without one, it is not the
-// password of a server before Redis 6, or a user was sent to such a server.
+// ofLogin matches replies to AUTH without a specific code: a password was sent to a server without one, the password of a server before
+// Redis 6 is wrong, or a user was sent to such a server.
 var ofLogin = regexp.MustCompile(`^ERR (AUTH |Client sent AUTH|invalid password|wrong number of arguments for 'auth')`)
 
-// deniedKeys is the text of an error about keys that the user may not use.
+// deniedKeys is the text of an error for keys that the user may not use.
 const deniedKeys = "NOPERM: the user may not use the keys of counters"
 
-// forbidden matches replies to what the user may not do.
+// forbidden matches replies about missing permissions.
 var forbidden = regexp.MustCompile(`^NOPERM |The user executing the script|ACL failure in script`)
 
-// ofReply turns an error reply of a server into one of Redis.
+// ofReply converts an error reply of a server.
 func ofReply(node, text string) *remote.Error {
 	code, _, _ := strings.Cut(text, " ")
 	if forbidden.MatchString(text) {
@@ -96,8 +96,8 @@ func ofReply(node, text string) *remote.Error {
 		e.Text = "the server there is not part of a cluster: REDIS_TYPE, or REDIS_PERSECOND_TYPE if it is for limits per second, must be single"
 		return e
 	}
-	// Redis 6.2 wraps the error reply to a command within a script: "ERR Error running script …: -OOM command not
-	// allowed …" and, where the script goes on, "@user_script: 7: -OOM command not allowed …".
+	// Redis 6.2 wraps the error reply to a command in a script: "ERR Error running script …: -OOM command not allowed …" and, if the
+	// script continues, "@user_script: 7: -OOM command not allowed …".
 	wrapped := code == "ERR" || strings.HasPrefix(code, "@")
 	for word := range strings.FieldsSeq(text) {
 		if inner, ok := strings.CutPrefix(word, "-"); ok && wrapped && classOf(inner) != "" {
@@ -108,7 +108,7 @@ func ofReply(node, text string) *remote.Error {
 	return e
 }
 
-// trips reports whether e counts against a node: the node as a whole cannot serve, not just one operation.
+// trips reports whether e is a failure of the node as a whole rather than of one operation.
 func trips(e *remote.Error) bool {
 	switch e.Class {
 	case remote.Timeout, remote.Refused, remote.Reset, ClassReadOnly, remote.OOM, ClassBusy, ClassLoading, ClassClusterDown:
@@ -118,16 +118,16 @@ func trips(e *remote.Error) bool {
 	return false
 }
 
-// command is a go-redis command that go-redis itself never retries.
+// command is a go-redis command that go-redis never retries.
 type command struct{ *redis.Cmd }
 
-// NoRetry keeps go-redis from resending what may have been counted: a cluster client then only follows MOVED and ASK.
+// NoRetry keeps go-redis from resending commands that may have counted. A cluster client then only follows MOVED and ASK.
 func (c *command) NoRetry() bool { return true }
 
 // newCommand returns a command.
 func newCommand(args ...any) *command { return &command{redis.NewCmd(context.Background(), args...)} }
 
-// Reset makes c ready to be sent again, after its arguments were overwritten.
+// Reset prepares c for another use, after its arguments were overwritten.
 func (c *command) Reset() {
 	c.SetErr(nil)
 	c.SetVal(nil)

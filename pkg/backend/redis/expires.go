@@ -13,28 +13,28 @@ import (
 
 // Bounds on pending EXPIREs.
 const (
-	maxExpires  = 10_000                 // keys; each outage leaves a batch per writer
-	expireAgain = 100 * time.Millisecond // after an attempt that failed
-	expireLate  = 500 * time.Millisecond // for so long a key that is not there may still come
-	expireFor   = 10 * time.Minute       // for so long an attempt is made again although there are error replies
+	maxExpires  = 10_000                 // keys; each outage adds a batch per writer
+	expireAgain = 100 * time.Millisecond // delay after a failed attempt
+	expireLate  = 500 * time.Millisecond // time for which a missing key may still appear
+	expireFor   = 10 * time.Minute       // time for which attempts continue despite error replies
 )
 
-// pendingExpires holds the EXPIREs that may not have been carried out although their INCRBYs may have been: a connection that
-// breaks between the two leaves a key that never expires. They are sent again until Redis has answered, which is
-// harmless however often it happens. It is safe for concurrent use; a nil one holds none.
+// pendingExpires holds EXPIREs that may have been lost although their INCRBYs took effect. A connection that breaks between the two
+// leaves a key that never expires. The EXPIREs are resent until Redis answers, which is harmless any number of times. It is safe for
+// concurrent use. A nil pendingExpires is empty.
 type pendingExpires struct {
 	mu   sync.Mutex
 	keys map[string]pendingExpire
-	next time.Time // when to try again
+	next time.Time // time of the next attempt
 }
 
-// pendingExpire is one of them.
+// pendingExpire is a pending EXPIRE.
 type pendingExpire struct {
-	seconds any       // for which the key is to be kept
-	since   time.Time // when the connection was cut
+	seconds any       // lifetime of the key
+	since   time.Time // time when the connection was lost
 }
 
-// note notes the EXPIREs of calls that have been sent, if they may not have been carried out.
+// note adds the EXPIREs of sent calls that may have been lost.
 func (o *pendingExpires) note(calls []*call) {
 	if o == nil {
 		return
@@ -59,14 +59,14 @@ func (o *pendingExpires) add(expire redis.Cmder, since time.Time) {
 	}
 }
 
-// sentExpire is one on its way.
+// sentExpire is an EXPIRE in progress.
 type sentExpire struct {
 	redis.Cmder
 
 	since time.Time
 }
 
-// take returns what is pending, if it is time to send it, as commands that the caller must pass to back.
+// take returns pending EXPIREs as commands if an attempt is due. The caller must pass them to back.
 func (o *pendingExpires) take() (all []sentExpire) {
 	if o == nil {
 		return nil
@@ -86,8 +86,8 @@ func (o *pendingExpires) take() (all []sentExpire) {
 	return all
 }
 
-// back takes back what was sent without effect, for later. A key that is not there may still come: what a server has received
-// over a connection that was cut it may carry out after what comes over the next one.
+// back returns EXPIREs without effect to the pending ones. A missing key may still appear: a server may process data of a broken
+// connection after that of the next one.
 func (o *pendingExpires) back(all []sentExpire) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -106,11 +106,11 @@ func errorReply(err error) bool {
 	return ok
 }
 
-// notDone matches those replies that begin with ERR and with which Redis fails a command on a counter. Others may be of
-// a proxy, which answers so for a server that it has lost: Twemproxy with "ERR Connection reset by peer" and the like.
+// notDone matches replies with the code ERR that Redis itself returns for a failed command on a counter. Other ERR replies may come from
+// a proxy that has lost its server, such as Twemproxy's "ERR Connection reset by peer".
 var notDone = regexp.MustCompile(`^ERR (?:value is not|increment or decrement|invalid expire|wrong number|max number|This instance|(?i:un(?:known|supported) command))`)
 
-// undone reports whether c has got an error reply that says that it was not carried out.
+// undone reports whether c has an error reply that guarantees that it was not executed.
 func undone(c redis.Cmder) bool {
 	if !errorReply(c.Err()) {
 		return false
@@ -119,8 +119,7 @@ func undone(c redis.Cmder) bool {
 	return code != "ERR" && strings.ToUpper(code) == code || notDone.MatchString(c.Err().Error())
 }
 
-// final reports whether c has got a reply, other than that it has to be sent elsewhere, or that of a proxy which does not
-// know what became of it.
+// final reports whether c has a conclusive reply: neither a redirection, nor one of a proxy that does not know the result.
 func final(c redis.Cmder) bool {
 	if err := c.Err(); err == nil {
 		return c.(*command).Val() != nil
@@ -134,7 +133,7 @@ func final(c redis.Cmder) bool {
 	return true
 }
 
-// sendExpires sends those that are pending.
+// sendExpires sends pending EXPIREs.
 func (w *writer) sendExpires(ctx context.Context) {
 	p := w.node.pool
 	for all := p.expires.take(); len(all) > 0; all = p.expires.take() { //nolint:contextcheck // go-redis stores the context of a command, but does not use it
@@ -144,9 +143,9 @@ func (w *writer) sendExpires(ctx context.Context) {
 		}
 		bounded, cancel := context.WithTimeout(ctx, p.opTimeout())
 		switch {
-		case p.cluster != nil: // by now the keys may be on other nodes
+		case p.cluster != nil: // the keys may have moved to other nodes
 			pipe := p.cluster.client.Pipeline()
-			_ = pipe.BatchProcess(bounded, commands...) // only collects
+			_ = pipe.BatchProcess(bounded, commands...) // only buffers
 			_, _ = pipe.Exec(bounded)                   // each command has its own error
 		case w.link == nil:
 		case w.exec(bounded, commands, true) != nil:
@@ -157,7 +156,7 @@ func (w *writer) sendExpires(ctx context.Context) {
 	}
 }
 
-// sendLastExpires sends what is pending at the end, over a new connection if need be, for as long as a key may still come.
+// sendLastExpires sends pending EXPIREs at the end, over a new connection if necessary, as long as a key may still appear.
 func (w *writer) sendLastExpires(ctx context.Context) {
 	o := w.node.pool.expires
 	if o == nil || w.heard.IsZero() { // it has sent none
@@ -165,13 +164,13 @@ func (w *writer) sendLastExpires(ctx context.Context) {
 	}
 	for begun := time.Now(); o.due() && time.Since(begun) <= expireLate; time.Sleep(expireLate / 10) {
 		if w.link == nil && w.node.pool.cluster == nil {
-			_ = w.open(ctx) // nothing more can be done
+			_ = w.open(ctx) // errors cannot be handled any more
 		}
 		w.sendExpires(ctx)
 	}
 }
 
-// due makes it time to send what is pending, and reports whether that is anything.
+// due makes an attempt due, and reports whether anything is pending.
 func (o *pendingExpires) due() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -9,8 +9,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// family is a kind of state, by the number that scripts know it by. All that this package knows of algorithms is in this
-// file.
+// family is a kind of state, with the number that scripts use. Only this file of the package depends on algorithms.
 type family uint8
 
 const (
@@ -21,7 +20,7 @@ const (
 	familyCalendar
 )
 
-// familyOf returns the family that keeps the state of l.
+// familyOf returns the family of l's state.
 func familyOf(l *engine.Limit) family {
 	switch l.Algorithm.Family() {
 	case engine.FamilyBucket:
@@ -38,7 +37,7 @@ func familyOf(l *engine.Limit) family {
 	return familyFixed
 }
 
-// limit appends the numbers that the script of l's family describes.
+// limit appends the description of l for the script of its family.
 func (p *packed) limit(l *engine.Limit, s *scriptCodec) {
 	switch of := familyOf(l); of {
 	case familyFixed, familyCalendar:
@@ -60,9 +59,8 @@ func (p *packed) limit(l *engine.Limit, s *scriptCodec) {
 	}
 }
 
-// bucket appends the numbers of a bucket: its rate, den hits in us microseconds, where den is 0 if it never fills; its
-// size; how many hits can be spent at once; its debt; what it starts with; its fill interval; its window; and its
-// flags.
+// bucket appends the description of a bucket: its rate, den hits in us microseconds, where den is 0 if it never fills; its size; the
+// maximum of consumed hits; its debt; its initial content; its fill interval; its window; and its flags.
 func (p *packed) bucket(l *engine.Limit) {
 	leaky := l.Algorithm == engine.LeakyBucket
 	us, den := uint64(1), uint64(0)
@@ -81,8 +79,7 @@ func (p *packed) bucket(l *engine.Limit) {
 	p.flag(l.CountRefused)
 }
 
-// kind is a kind of group, by the number that the script knows it by: the family of common takes of one limit, or any other
-// operations.
+// kind is a kind of group, with the number that the script uses: the family of common takes of one limit, or any other operations.
 type kind uint8
 
 const (
@@ -117,11 +114,11 @@ func kindOf(op *backend.Op) kind {
 	return kindOther
 }
 
-// codeUndecided begins the error of alone.lua where it has changed nothing, and the script of all operations has to decide.
+// codeUndecided is the code of alone.lua's error if it has changed nothing and the general script must decide.
 const codeUndecided = "UNDECIDED"
 
-// fitsAlone reports whether it is for alone.lua to decide, if there is nothing else in its batch: what that cannot decide is sent again,
-// and would come after a later operation on the same key.
+// fitsAlone reports whether alone.lua may decide an item, if it is alone in its batch: an undecided operation is resent, and would run
+// after a later operation on the same key.
 func fitsAlone(it *item) bool {
 	t := &it.op.Take
 	if it.kind != kindWindow {
@@ -131,7 +128,7 @@ func fitsAlone(it *item) bool {
 	return t.Cost*t.Count <= l.Hits && (t.Count == 1 || l.CountRefused)
 }
 
-// decideWindow fills in op.Decision from how many hits of its window were spent before it. Mirrors pkg/engine/fixedwindow.go.
+// decideWindow sets op.Decision, given the hits of its window consumed before. Mirrors pkg/engine/fixedwindow.go.
 func decideWindow(op *backend.Op, spent, now uint64) {
 	l, count := &op.Limits[0], op.Take.Count
 	start, end := l.WindowAt(engine.Micros(now))
@@ -145,7 +142,7 @@ func decideWindow(op *backend.Op, spent, now uint64) {
 	}
 }
 
-// retryFixed returns after what time a cost passes that a fixed window has rejected.
+// retryFixed returns the time until a cost rejected by a fixed window would be admitted.
 func retryFixed(l *engine.Limit, cost uint64, reset time.Duration) time.Duration {
 	if max(cost, 1) > l.MaxCost() {
 		return engine.Never
@@ -153,7 +150,7 @@ func retryFixed(l *engine.Limit, cost uint64, reset time.Duration) time.Duration
 	return reset
 }
 
-// decideBucket fills in op.Decision from what is spent, or queued, as a numerator over us. Mirrors pkg/engine/bucket.go.
+// decideBucket sets op.Decision, given the hits consumed or queued before, as a numerator over us. Mirrors pkg/engine/bucket.go.
 func decideBucket(op *backend.Op, found uint64) error {
 	l, cost, count := &op.Limits[0], op.Take.Cost, op.Take.Count
 	us, den := l.Rate()
@@ -174,26 +171,26 @@ func decideBucket(op *backend.Op, found uint64) error {
 
 func micros(n uint64) time.Duration { return time.Duration(n) * time.Microsecond }
 
-// maxWeight is what a call may cost Redis, in µs, and a batch too, but for its last operation: Redis carries out what it has
-// received over one connection before it turns to another one, and no connection should wait for longer than that for the others.
+// maxWeight bounds the cost of a call in Redis, in µs, and that of a batch before its last operation. Redis executes all commands
+// received over one connection before it turns to the next one, and other connections should not wait longer than this.
 const maxWeight = 2000
 
-// What operations cost Redis at most, in µs: by BenchmarkWeights, of Redis 7.0 on one core of an AMD EPYC in November
-// 2026. A common take that leaves what it asks to the rest of the script is the most expensive of its kind. That of a log
-// or of slots grows with the number of records, of which there are at most as many as hits.
+// Maximum costs of operations in Redis, in µs, measured by BenchmarkWeights with Redis 7.0 on one core of an AMD EPYC in November 2026.
+// The most expensive common take is one that falls back to the rest of the script. The cost of a log or of slots grows with the number of
+// records, which is at most the number of hits.
 const (
 	weightWindow = 10
 	weightBucket = 10
 	weightRuns   = 30
 	weightSlots  = 30
-	perRun       = 200 // hits to a µs
+	perRun       = 200 // hits per µs
 	perSlot      = 30
-	gatedTimes   = 4   // a take behind a penalty looks up to three times before it spends
-	weightHeld   = 215 // a call ends up to twenty reservations that have expired
-	weightNamed  = 55  // and remembers them, if their names may repeat
+	gatedTimes   = 4   // a take behind a penalty checks up to three times before it consumes
+	weightHeld   = 215 // a call ends up to twenty expired reservations
+	weightNamed  = 55  // and remembers them if their names may repeat
 )
 
-// weight returns what op costs Redis, in µs.
+// weight returns the cost of op in Redis, in µs.
 func weight(op *backend.Op) int {
 	weight := 0
 	for i := range op.Limits {
@@ -211,7 +208,7 @@ func weight(op *backend.Op) int {
 	return weight
 }
 
-// weightOf returns what an operation on l alone costs Redis, in µs.
+// weightOf returns the cost of an operation on l in Redis, in µs.
 func weightOf(l *engine.Limit) int {
 	switch l.Algorithm.Family() {
 	case engine.FamilyWindow:

@@ -13,10 +13,10 @@ import (
 
 const (
 	ms    = time.Millisecond
-	envoy = 20 * ms // how long Envoy waits for an answer
+	envoy = 20 * ms // Envoy's timeout
 )
 
-// TestRoomForBatches: more batches than usual are sent to a node that is far away, unless those on their way have it busy for as long.
+// TestRoomForBatches checks that a distant node gets more batches than usual, unless those in progress keep it busy long enough.
 func TestRoomForBatches(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -46,17 +46,18 @@ func TestRoomForBatches(t *testing.T) {
 		n.sent.Store(c.sent)
 		n.weight.Store(c.weight)
 		if got := n.room(); got != c.room {
-			t.Errorf("%s: there is room: %t, want %t (the way takes %v, and 100 operations %v)", name, got, c.room, n.pace.Estimate().Way(), n.pace.Estimate().Of(100))
+			t.Errorf("%s: there is room: %t, want %t (the way takes %v, and 100 operations %v)",
+				name, got, c.room, n.pace.Estimate().Way(), n.pace.Estimate().Of(100))
 		}
 	}
 }
 
-// TestUnusedConnections: connections that only a node that is far away needs are not taken for such that work.
+// TestUnusedConnections checks that further connections to a server that is gone are closed soon, even if they are unused.
 func TestUnusedConnections(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	p := testkit.NewProxy(t, s.Addr())
-	p.Latency.Store(int64(2500 * time.Microsecond)) // each way
+	p.Latency.Store(int64(2500 * time.Microsecond)) // in each direction
 	b := run(t, Config{URL: p.Addr(), DialTimeout: slow}, true)
 	for range 2 {
 		testkit.Eventually(t, "more connections than usual", func() bool {
@@ -75,15 +76,15 @@ func TestUnusedConnections(t *testing.T) {
 	}
 }
 
-// TestSlowNode: where a node has more to do than it can, those who would not be answered in time are told so at once, and the others are
+// TestSlowNode checks that an overloaded node's calls that would not be answered in time are shed immediately, and that the others are
 // answered.
 func TestSlowNode(t *testing.T) {
 	t.Parallel()
-	const perByte = 80 * time.Microsecond // of replies, so that it can do some 300 operations a second
+	const perByte = 80 * time.Microsecond // of replies: about 300 operations per second
 	s := redistest.Start(t)
 	p := testkit.NewProxy(t, s.Addr())
 	b := run(t, Config{URL: p.Addr()}, true)
-	var one sync.Mutex // it does one thing at a time, whatever the connection
+	var one sync.Mutex // serializes all connections
 	p.Replies(func(to io.Writer, from io.Reader) {
 		buf := make([]byte, 64<<10)
 		for {
@@ -91,7 +92,7 @@ func TestSlowNode(t *testing.T) {
 			if err != nil {
 				return
 			}
-			if n < 1000 { // not those to what a connection begins with
+			if n < 1000 { // not the replies during connecting
 				one.Lock()
 				time.Sleep(time.Duration(n) * perByte)
 				one.Unlock()

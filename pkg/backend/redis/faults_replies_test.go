@@ -18,21 +18,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-func TestF08_ScriptFlush(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	b := run(t, Config{URL: s.Addr(), OpTimeout: slow}, true)
-	l := newLoad(b, 500, slow)
-	for range 20 {
-		s.CLI("SCRIPT", "FLUSH")
-		l.answered(t, 5)
-	}
-	l.end()
-	if f := failed(l.answers); len(f) > 0 {
-		t.Errorf("of %d calls there failed %v", len(l.answers), f)
-	}
-}
-
 // broken runs cause, which makes Redis fail, and for two seconds, until after cure, expects ops of the given class; then
 // decisions.
 func broken(t *testing.T, b *Backend, want remote.Class, cause, cure func()) {
@@ -53,13 +38,6 @@ func broken(t *testing.T, b *Backend, want remote.Class, cause, cure func()) {
 	figure(t, "recovery", testkit.Eventually(t, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
 }
 
-func TestF09_OutOfMemory(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	b := run(t, Config{URL: s.Addr()}, true)
-	broken(t, b, remote.OOM, func() { s.CLI("CONFIG", "SET", "maxmemory", "1") }, func() { s.CLI("CONFIG", "SET", "maxmemory", "0") })
-}
-
 func TestF09b_Evicting(t *testing.T) {
 	t.Parallel()
 	for policy, want := range map[string]int{"allkeys-random": 1, "volatile-lru": 1, "noeviction": 0, "volatile-ttl": 0} {
@@ -72,7 +50,7 @@ func TestF09b_Evicting(t *testing.T) {
 	}
 }
 
-// TestF09b_Evicted: keys that Redis evicts are counted.
+// TestF09b_Evicted checks that evicted keys are counted.
 func TestF09b_Evicted(t *testing.T) {
 	t.Parallel()
 	var evicted atomic.Int64
@@ -90,7 +68,7 @@ func TestF09b_Evicted(t *testing.T) {
 			return true
 		}
 		time.Sleep(100 * time.Millisecond)
-		want = infoField(s.CLI("INFO", "stats"), "evicted_keys") // who asks may himself push something out
+		want = infoField(s.CLI("INFO", "stats"), "evicted_keys") // the query itself may evict a key
 		return false
 	})
 	testkit.Eventually(t, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil })
@@ -107,7 +85,7 @@ func TestF10_ReadOnly(t *testing.T) {
 	figure(t, "recovery", testkit.Eventually(t, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
 }
 
-// TestF10_ReadOnlyHealsAtOnce: if a new connection leads to a master, no caller notices the replica.
+// TestF10_ReadOnlyHealsAtOnce checks that callers do not notice a replica if a new connection leads to a master.
 func TestF10_ReadOnlyHealsAtOnce(t *testing.T) {
 	t.Parallel()
 	s, other := redistest.Start(t), redistest.Start(t)
@@ -129,13 +107,11 @@ func TestF11_RotatedPassword(t *testing.T) {
 	cli := func(args ...string) { s.CLI(append(slices.Clone(admin), args...)...) }
 	file := filepath.Join(t.TempDir(), "auth")
 	write := func(text string) {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.WriteFile(t, file, text)
 	}
 	write("app:first\n")
 	b := run(t, Config{URL: s.Addr(), AuthFile: file, OpTimeout: slow, DialTimeout: slow}, true)
-	// One call at a time: what Redis had read when its connection was killed may have been counted, and is not sent again.
+	// One call at a time: commands that Redis had read when their connection was killed may have counted, and are not resent.
 	calls := func() {
 		t.Helper()
 		for i := range 20 {
@@ -145,7 +121,7 @@ func TestF11_RotatedPassword(t *testing.T) {
 		}
 	}
 	calls()
-	cli("ACL", "SETUSER", "app", ">second") // both are good
+	cli("ACL", "SETUSER", "app", ">second") // both are valid
 	calls()
 	write("app:second\n")
 	for range 10 {
@@ -169,7 +145,7 @@ func TestF11_RotatedPassword(t *testing.T) {
 }
 
 func TestF14_Busy(t *testing.T) {
-	s := redistest.Start(t, "lua-time-limit 50") // busy-reply-threshold, since Redis 7
+	s := redistest.Start(t, "lua-time-limit 50") // called busy-reply-threshold since Redis 7
 	b := run(t, Config{URL: s.Addr()}, true)
 	c := s.Client()
 	var wg sync.WaitGroup
@@ -184,56 +160,71 @@ func TestF14_Busy(t *testing.T) {
 	}
 }
 
-// TestF21_ErrorReplies: each reply with which Redis says that it cannot serve has a class, opens the breaker, and is
-// recovered from.
+// TestF21_ErrorReplies checks that each error reply of an unavailable Redis has a class, opens the breaker, and is recovered from.
 func TestF21_ErrorReplies(t *testing.T) {
 	t.Parallel()
-	t.Run("MASTERDOWN", func(t *testing.T) {
-		t.Parallel()
-		s := redistest.Start(t, "replica-serve-stale-data no")
-		b := run(t, Config{URL: s.Addr()}, true)
-		broken(t, b, ClassClusterDown, func() { s.CLI("REPLICAOF", "127.0.0.1", "1") }, func() { s.CLI("REPLICAOF", "NO", "ONE") })
-	})
-	t.Run("NOREPLICAS", func(t *testing.T) {
-		t.Parallel()
-		s := redistest.Start(t)
-		b := run(t, Config{URL: s.Addr()}, true)
-		broken(t, b, ClassClusterDown, func() { s.CLI("CONFIG", "SET", "min-replicas-to-write", "1") },
-			func() { s.CLI("CONFIG", "SET", "min-replicas-to-write", "0") })
-	})
-	t.Run("MISCONF", func(t *testing.T) {
-		t.Parallel()
-		s := redistest.Start(t, "enable-protected-configs yes")
-		b := run(t, Config{URL: s.Addr()}, true)
-		broken(t, b, ClassReadOnly, func() {
-			dir := filepath.Join(s.Dir(), "gone")
-			if err := os.Mkdir(dir, 0o700); err != nil {
-				t.Fatal(err)
-			}
-			s.CLI("CONFIG", "SET", "dir", dir)
-			if err := os.Remove(dir); err != nil {
-				t.Fatal(err)
-			}
-			s.CLI("CONFIG", "SET", "save", "1000 1000")
-			s.CLI("BGSAVE")
-		}, func() { s.CLI("CONFIG", "SET", "save", "") })
-	})
-	t.Run("LOADING", func(t *testing.T) {
-		t.Parallel()
-		s := redistest.Start(t, "loading-process-events-interval-bytes 1024", "busy-reply-threshold 10")
-		b := run(t, Config{URL: s.Addr()}, true)
-		s.CLI("DEBUG", "POPULATE", "200000", "k", "64")
-		s.CLI("CONFIG", "SET", "key-load-delay", "500") // which makes minutes of it
-		loaded := make(chan struct{})
-		broken(t, b, ClassLoading, func() {
-			c := s.Client()
-			go func() {
-				defer close(loaded)
-				c.Do(context.WithoutCancel(t.Context()), "DEBUG", "RELOAD")
-			}()
-		}, func() {
-			s.CLI("CONFIG", "SET", "key-load-delay", "0")
-			<-loaded
+	for name, c := range map[string]struct {
+		config []string
+		class  remote.Class
+		cause  func(t *testing.T, s *redistest.Server)
+		cure   []string
+	}{
+		"MASTERDOWN": {
+			[]string{"replica-serve-stale-data no"},
+			ClassClusterDown,
+			func(_ *testing.T, s *redistest.Server) { s.CLI("REPLICAOF", "127.0.0.1", "1") },
+			[]string{"REPLICAOF", "NO", "ONE"},
+		},
+		"NOREPLICAS": {
+			nil, ClassClusterDown,
+			func(_ *testing.T, s *redistest.Server) { s.CLI("CONFIG", "SET", "min-replicas-to-write", "1") },
+			[]string{"CONFIG", "SET", "min-replicas-to-write", "0"},
+		},
+		"MISCONF": {
+			[]string{"enable-protected-configs yes"},
+			ClassReadOnly,
+			func(t *testing.T, s *redistest.Server) {
+				t.Helper()
+				dir := filepath.Join(s.Dir(), "gone")
+				if err := os.Mkdir(dir, 0o700); err != nil {
+					t.Fatal(err)
+				}
+				s.CLI("CONFIG", "SET", "dir", dir)
+				if err := os.Remove(dir); err != nil {
+					t.Fatal(err)
+				}
+				s.CLI("CONFIG", "SET", "save", "1000 1000")
+				s.CLI("BGSAVE")
+			},
+			[]string{"CONFIG", "SET", "save", ""},
+		},
+		"OOM": {
+			nil, remote.OOM,
+			func(_ *testing.T, s *redistest.Server) { s.CLI("CONFIG", "SET", "maxmemory", "1") },
+			[]string{"CONFIG", "SET", "maxmemory", "0"},
+		},
+		"LOADING": {
+			[]string{"loading-process-events-interval-bytes 1024", "busy-reply-threshold 10"},
+			ClassLoading,
+			func(t *testing.T, s *redistest.Server) {
+				t.Helper()
+				s.CLI("DEBUG", "POPULATE", "200000", "k", "64")
+				s.CLI("CONFIG", "SET", "key-load-delay", "500") // which makes minutes of it
+				client, loaded := s.Client(), make(chan struct{})
+				go func() {
+					defer close(loaded)
+					client.Do(context.WithoutCancel(t.Context()), "DEBUG", "RELOAD")
+				}()
+				t.Cleanup(func() { <-loaded })
+			},
+			[]string{"CONFIG", "SET", "key-load-delay", "0"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t, c.config...)
+			b := run(t, Config{URL: s.Addr()}, true)
+			broken(t, b, c.class, func() { c.cause(t, s) }, func() { s.CLI(c.cure...) })
 		})
-	})
+	}
 }

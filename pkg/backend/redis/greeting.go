@@ -8,8 +8,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// unreached says in words that addr has no IP address of the kind that the configuration asks for; other errors stay as
-// they are.
+// unreached rewords the error of an addr without an IP address of the configured family. It returns other errors unchanged.
 func (p *pool) unreached(addr string, err error) error {
 	kind := map[string]string{"tcp4": "IPv4", "tcp6": "IPv6"}[p.target.network]
 	if _, ok := errors.AsType[*net.AddrError](err); !ok || kind == "" {
@@ -19,12 +18,12 @@ func (p *pool) unreached(addr string, err error) error {
 	return remote.Reworded(err, host+" has no "+kind+" address, which the socket type "+p.target.network+" requires: tcp accepts both kinds")
 }
 
-// withoutHello is a connection that answers the HELLO with which go-redis begins, as a server does that does not know the command: go-redis
-// sends it even for RESP2, and proxies such as Twemproxy close the connection on it. Then go-redis authenticates by AUTH.
+// withoutHello is a connection that answers go-redis's initial HELLO like a server that does not know the command. go-redis sends HELLO
+// even for RESP2, and proxies such as Twemproxy then close the connection. After this answer, go-redis authenticates with AUTH.
 type withoutHello struct {
 	net.Conn
 
-	reply []byte // what is left of the reply; nil before HELLO
+	reply []byte // rest of the reply; nil before HELLO
 }
 
 // Write implements [net.Conn].
@@ -46,14 +45,14 @@ func (w *withoutHello) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// greeted says in words what a new connection met instead of a first answer; other errors stay as they are.
+// greeted rewords the error of a new connection without a valid first answer. It returns other errors unchanged.
 func (p *pool) greeted(err error) error {
 	const speaks = "does it speak TLS (rediss:// or a variable …_TLS=true)?"
 	closed := remote.ClassOf(err) == remote.Reset
 	switch {
 	case errorReply(err):
 		return err
-	case strings.HasPrefix(err.Error(), "redis: can't parse "): // as go-redis puts it, before what it was
+	case strings.HasPrefix(err.Error(), "redis: can't parse "): // go-redis's prefix for an invalid reply
 		return remote.Reworded(err, "the server there does not answer as Redis does: is it another server, or "+speaks)
 	case remote.ClassOf(err) == remote.Timeout:
 		return remote.Reworded(err, "no answer in time: is it Redis that is listening there?")

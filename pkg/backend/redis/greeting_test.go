@@ -17,7 +17,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// TestGreeting connects to servers that are not what the configuration says, which the error does.
+// TestGreeting connects to servers that do not match the configuration, and checks that the error says so.
 func TestGreeting(t *testing.T) {
 	t.Parallel()
 	certificates := redistest.NewCertificates(t, "localhost")
@@ -27,7 +27,7 @@ func TestGreeting(t *testing.T) {
 	web := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(web.Close)
 	full := redistest.Start(t, "maxclients 1")
-	if err := full.Client().Ping(t.Context()).Err(); err != nil { // this connection stays
+	if err := full.Client().Ping(t.Context()).Err(); err != nil { // keeps this connection open
 		t.Fatal(err)
 	}
 	trusting := func() (*tls.Config, error) { return &tls.Config{InsecureSkipVerify: true}, nil } //nolint:gosec // it is this test's server
@@ -41,7 +41,10 @@ func TestGreeting(t *testing.T) {
 		{"another server", says(t, "220 mail.example.org ESMTP\r\n"), nil, "other: the server there does not answer as Redis does"},
 		{"a server with too many clients", full.Addr(), nil, "refused: ERR max number of clients reached"},
 		{"a server that says nothing", says(t, ""), nil, "timeout: no answer in time: is it Redis that is listening there?"},
-		{"a TLS server that complains", says(t, "\x15\x03\x01\x00\x02\x02\x46\r\n"), nil, "other: the server there does not answer as Redis does: is it another server, or does it speak TLS"},
+		{
+			"a TLS server that complains", says(t, "\x15\x03\x01\x00\x02\x02\x46\r\n"), nil,
+			"other: the server there does not answer as Redis does: is it another server, or does it speak TLS",
+		},
 		{"plaintext to TLS", secure, nil, "TLS"}, // OpenSSL may complain, or just hang up
 		{"TLS to plaintext", plain, trusting, "timeout: the TLS handshake got no answer in time: does the server there speak TLS?"},
 		{"TLS to HTTP", web.Listener.Addr().String(), trusting, "other: TLS is turned on, but the server there does not speak it"},
@@ -51,12 +54,9 @@ func TestGreeting(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			b, err := New(Config{URL: c.addr, TLS: c.tls, DialTimeout: time.Second})
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := opened(t, Config{URL: c.addr, TLS: c.tls, DialTimeout: time.Second})
 			defer b.Close()
-			err = reached(t, b)
+			err := reached(t, b)
 			if e, ok := errors.AsType[*remote.Error](err); !ok || !strings.Contains(e.Error(), c.want) || e.Node != c.addr {
 				t.Errorf("%v, want %s", err, c.want)
 			}
@@ -64,13 +64,13 @@ func TestGreeting(t *testing.T) {
 	}
 }
 
-// says starts a server that says a text to everyone, and then nothing.
+// says starts a server that sends a text to each client, and then nothing.
 func says(t *testing.T, text string) (addr string) {
 	t.Helper()
 	ln := testkit.Listen(t)
 	testkit.Serve(t, ln, func(conn net.Conn) {
 		_, _ = conn.Write([]byte(text))  // the client may have left,
-		_, _ = io.Copy(io.Discard, conn) // and leaves sooner or later
+		_, _ = io.Copy(io.Discard, conn) // and will leave eventually
 	})
 	return ln.Addr().String()
 }
@@ -80,7 +80,7 @@ func TestAddresses(t *testing.T) {
 	const scheme, escapes = "a user or a password is in front of its host, but no scheme: write redis://user:password@host:port", "an @ is where a URL has none"
 	for _, c := range []struct {
 		config Config
-		want   string // the network and the address, or a part of the error
+		want   string // the network and address, or a part of the error
 	}{
 		{Config{URL: "redis.example:6379"}, "tcp redis.example:6379"},
 		{Config{URL: "redis.example:6379", Network: "unix"}, "tcp redis.example:6379"},
@@ -100,7 +100,7 @@ func TestAddresses(t *testing.T) {
 		{Config{URL: "redis://localhost:65536"}, "its port is not a number from 1 to 65535; it must be "},
 		{Config{URL: "http://localhost"}, "its scheme is not known; it must be "},
 
-		// Nothing of a password is dialled, or looked up.
+		// No part of a password may be dialed or resolved.
 		{Config{URL: "planted@a:1"}, scheme},
 		{Config{URL: "user:planted@a:1"}, scheme},
 		{Config{URL: ":planted@a:1", Network: "unix"}, scheme},

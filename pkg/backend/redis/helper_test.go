@@ -15,16 +15,23 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// slow is the time-out of tests that are not about time, which none takes unless something is wrong.
+// slow is the time-out of tests that do not measure time, and that are fast unless they fail.
 const slow = 20 * time.Second
 
-// run makes a backend of c, runs it, and waits until it is connected if want is true. It ends with the test.
-func run(tb testing.TB, c Config, want bool) *Backend {
+// opened makes a backend of c, which does not run yet.
+func opened(tb testing.TB, c Config) *Backend {
 	tb.Helper()
 	b, err := New(c)
 	if err != nil {
 		tb.Fatal(err)
 	}
+	return b
+}
+
+// run makes a backend of c, runs it, and waits until it is connected if want is true. It ends with the test.
+func run(tb testing.TB, c Config, want bool) *Backend {
+	tb.Helper()
+	b := opened(tb, c)
 	start(tb, b)
 	if want {
 		testkit.Eventually(tb, "a decision", func() bool { return one(b, 1<<60).Err == nil })
@@ -36,14 +43,14 @@ func run(tb testing.TB, c Config, want bool) *Backend {
 func start(tb testing.TB, b *Backend) {
 	tb.Helper()
 	testkit.Run(tb, b.Run)
-	tb.Cleanup(func() { // which ends Run
+	tb.Cleanup(func() { // also ends Run
 		if err := b.Close(); err != nil {
 			tb.Errorf("Close: %v", err)
 		}
 	})
 }
 
-// failover waits for another master, for longer than for other things, and returns how long that took.
+// failover waits for another master, for longer than for other events, and returns the time that this took.
 func failover(tb testing.TB, done func() bool) time.Duration {
 	tb.Helper()
 	begun := time.Now()
@@ -53,7 +60,7 @@ func failover(tb testing.TB, done func() bool) time.Duration {
 	return time.Since(begun)
 }
 
-// reached connects once, and returns what is wrong with the address, the password, the user or the server.
+// reached connects once, and returns the error.
 func reached(tb testing.TB, b *Backend) error {
 	tb.Helper()
 	for _, p := range b.pools() {
@@ -70,14 +77,14 @@ func reached(tb testing.TB, b *Backend) error {
 	return nil
 }
 
-// waiting is how many operations are queued for the one server.
+// waiting returns the number of operations queued for the single server.
 func waiting(b *Backend) int {
 	b.main.one.mu.Lock()
 	defer b.main.one.mu.Unlock()
 	return int(b.main.one.queue.length.Load())
 }
 
-// keyOf returns the i-th key, a hash as those of real counters are.
+// keyOf returns the i-th key. Like those of real counters, it is a hash.
 func keyOf(i int) (k backend.Key) {
 	binary.BigEndian.PutUint64(k[:8], mix(uint64(2*i)))
 	binary.BigEndian.PutUint64(k[8:], mix(uint64(2*i+1)))
@@ -92,7 +99,7 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// lasting is a fixed window of two years and more, whose end no test meets.
+// lasting returns a fixed window of more than two years, which does not end during a test.
 func lasting(hits uint64) engine.Limits {
 	return engine.Limits{{Algorithm: engine.FixedWindow, Hits: hits, Window: 7e13, CountRefused: true}}
 }
@@ -104,7 +111,7 @@ func one(b *Backend, key int) backend.Op {
 	return ops[0]
 }
 
-// oneIn is one, for a caller that waits so long.
+// oneIn is one with a deadline.
 func oneIn(b *Backend, key int, wait time.Duration) backend.Op {
 	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
@@ -113,10 +120,10 @@ func oneIn(b *Backend, key int, wait time.Duration) backend.Op {
 	return ops[0]
 }
 
-// nameOf names the key-th counter as the reference does.
+// nameOf returns the reference's name of the key-th counter.
 func nameOf(key int) []byte { return binary.AppendUvarint([]byte("domain_key_"), uint64(key)) }
 
-// class is the class of op's error, empty where it has none.
+// class returns the class of op's error, or "".
 func class(op backend.Op) remote.Class {
 	if e, ok := op.Err.(*remote.Error); ok { //nolint:errorlint // it is never wrapped
 		return e.Class
@@ -124,7 +131,7 @@ func class(op backend.Op) remote.Class {
 	return ""
 }
 
-// everyAlgorithm has a limit of each algorithm, and a list.
+// everyAlgorithm returns a limit for each algorithm, and a list.
 func everyAlgorithm() []engine.Limits {
 	limits := map[string]engine.Limit{
 		"fixed":  {Algorithm: engine.FixedWindow, Hits: 1e6, Window: 1 << 48},
@@ -145,7 +152,7 @@ func everyAlgorithm() []engine.Limits {
 	return append(all, list)
 }
 
-// events remembers which kinds of events there were.
+// events records the kinds of events.
 type events struct {
 	mu   sync.Mutex
 	seen map[remote.EventKind][]remote.Event

@@ -24,7 +24,7 @@ func threeTakes() []backend.Op {
 	return ops
 }
 
-// untouched expects that nothing has been taken of these keys, and takes one of each.
+// untouched checks that the counters of these keys are unused, and takes one hit of each.
 func untouched(t *testing.T, b *Backend) {
 	t.Helper()
 	for key := range 2 {
@@ -36,17 +36,14 @@ func untouched(t *testing.T, b *Backend) {
 	}
 }
 
-// TestLeaving: ops of callers that have left before their batch is composed are not sent, and what a caller passed is
-// not touched after it has left.
+// TestLeaving checks that ops of callers that leave before their batch is formed are not sent, and that the caller's memory is not used
+// afterwards.
 func TestLeaving(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	b, err := New(Config{URL: s.Addr(), OpTimeout: slow})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := opened(t, Config{URL: s.Addr(), OpTimeout: slow})
 	var wg sync.WaitGroup
-	for range 50 { // before there are writers, so that none is free for them
+	for range 50 { // before writers run, so that none is free
 		wg.Go(func() {
 			ops := threeTakes()
 			ctx, cancel := context.WithTimeout(t.Context(), usual)
@@ -56,7 +53,7 @@ func TestLeaving(t *testing.T) {
 				if class(ops[i]) != remote.Timeout {
 					t.Errorf("op %d: %v, want a time-out", i, ops[i].Err)
 				}
-				ops[i].Limits[0] = engine.Limit{} // the race detector sees who reads it
+				ops[i].Limits[0] = engine.Limit{} // the race detector finds readers
 				ops[i] = backend.Op{}
 			}
 		})
@@ -69,14 +66,11 @@ func TestLeaving(t *testing.T) {
 	untouched(t, b)
 }
 
-// TestCancelled: a caller that is cancelled while its ops are queued leaves soon, and they are not sent.
+// TestCancelled checks that a caller that is cancelled while its ops are queued returns soon, and that they are not sent.
 func TestCancelled(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	b, err := New(Config{URL: s.Addr(), OpTimeout: slow})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := opened(t, Config{URL: s.Addr(), OpTimeout: slow})
 	ctx, cancel := context.WithCancel(t.Context())
 	ops := threeTakes()
 	var wg sync.WaitGroup
@@ -100,7 +94,7 @@ func TestCancelled(t *testing.T) {
 	untouched(t, b)
 }
 
-// TestCutWhileOpening: the goroutine that closes connections may meet the new one too; that is no failure of a call.
+// TestCutWhileOpening: the goroutine that closes connections may close the new one too, which is not a failure of the call.
 func TestCutWhileOpening(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -115,7 +109,7 @@ func TestCutWhileOpening(t *testing.T) {
 		})
 		p.Cut()
 		op := one(b, 1)
-		if opened.Load() == 0 { // it was sent on the old connection, just before the end of that was seen
+		if opened.Load() == 0 { // sent on the old connection, just before its end was noticed
 			op = one(b, 1)
 		}
 		if op.Err != nil {

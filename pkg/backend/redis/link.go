@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// dialAgain has to be given to go-redis, which never waits for it since it is told to dial once.
+// dialAgain is required by go-redis, but unused because go-redis dials only once.
 const dialAgain = 50 * time.Millisecond
 
 func newDialer(c *Config, t target, permits chan struct{}) *remote.Dialer {
@@ -23,25 +23,25 @@ func newDialer(c *Config, t target, permits chan struct{}) *remote.Dialer {
 	return d
 }
 
-// bareFor is how long a bare connection is used, as it may have been an accident that the server closed those before it.
+// bareFor is the lifetime of a bare connection, because the failure of the earlier ones may have been a coincidence.
 const bareFor = time.Minute
 
-// link is a writer's connection, and the go-redis client that uses it. The client never opens another one: only the writer decides when
-// to connect and to what, and it must know whether the connection is still open before it sends something that is counted.
+// link is a writer's connection, with the go-redis client that uses it. The client never opens another one: only the writer decides when
+// and where to connect, and it must know whether the connection is still open before it sends a command that counts.
 type link struct {
 	net    net.Conn
 	client *redis.Client
 	conn   *redis.Conn
 	pipe   redis.Pipeliner
-	fence  *command  // ends each batch
+	fence  *command  // last command of each batch
 	n      int64     // number of the last batch
-	ends   time.Time // when it is to be renewed
+	ends   time.Time // time of its renewal
 	addr   string
 	server server
 }
 
-// open connects to the server at addr, which must be able to decide. A connection that is closed during that is opened again; if that is
-// closed too there may be a proxy that closes connections on INFO or ECHO, which are left out then.
+// open connects to the server at addr, which must be able to decide. If the connection closes during this, open tries again. If that
+// fails too, a proxy may be closing connections on INFO or ECHO, and open tries without these.
 func (p *pool) open(ctx context.Context, addr string) (l *link, err error) {
 	for _, bare := range []bool{false, false, true} {
 		if l, err = p.connect(ctx, addr, bare); err == nil || errorReply(err) || remote.ClassOf(err) != remote.Reset {
@@ -51,7 +51,7 @@ func (p *pool) open(ctx context.Context, addr string) (l *link, err error) {
 	return nil, err
 }
 
-// connect is open, once. A bare connection begins without INFO and ECHO.
+// connect is a single attempt of open. A bare connection begins without INFO and ECHO.
 func (p *pool) connect(ctx context.Context, addr string, bare bool) (*link, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*p.config.DialTimeout)
 	defer cancel()
@@ -77,9 +77,9 @@ func (p *pool) connect(ctx context.Context, addr string, bare bool) (*link, erro
 	return l, nil
 }
 
-// options returns the options that all go-redis clients share.
+// options returns the common options of all go-redis clients.
 func (p *pool) options(addr string) *redis.Options {
-	longest := max(p.config.OpTimeout, 5*time.Second) // the real bound is the context's
+	longest := max(p.config.OpTimeout, 5*time.Second) // the context has the actual bound
 	return &redis.Options{
 		Network: p.target.network, Addr: addr, DB: p.target.db, Protocol: 2, DisableIdentity: true,
 		CredentialsProviderContext: p.credentials, PoolSize: 1, PipelinePoolSize: -1,
@@ -91,8 +91,8 @@ func (p *pool) options(addr string) *redis.Options {
 	}
 }
 
-// greet authenticates, asks the server who it is, and chooses what ends each batch: an ECHO of its number, or a GET of no counter if that
-// is not to be had.
+// greet authenticates, queries the server's identity, and selects the fence: an ECHO of the batch's number or, if that is unavailable, a
+// GET of a missing key.
 func (l *link) greet(ctx context.Context, p *pool, bare bool) error {
 	info, echo := newCommand("info"), newCommand("echo", "")    //nolint:contextcheck // go-redis stores the context, but does not use it
 	l.fence = newCommand("get", p.config.KeyPrefix+"rl:{none}") //nolint:contextcheck // the same
@@ -100,7 +100,7 @@ func (l *link) greet(ctx context.Context, p *pool, bare bool) error {
 	if bare {
 		commands = []redis.Cmder{l.fence}
 	}
-	_ = l.pipe.BatchProcess(ctx, commands...) // only collects
+	_ = l.pipe.BatchProcess(ctx, commands...) // only buffers
 	_, err := l.pipe.Exec(ctx)
 	if err != nil && !errorReply(err) {
 		return err
@@ -109,7 +109,7 @@ func (l *link) greet(ctx context.Context, p *pool, bare bool) error {
 		c := c.(*command)
 		switch {
 		case c.Err() == nil && c.Val() == nil:
-			return err // of AUTH or SELECT, after which nothing was sent
+			return err // of AUTH or SELECT; nothing was sent after it
 		case c.Err() == nil:
 			continue
 		}
@@ -134,8 +134,8 @@ func (l *link) greet(ctx context.Context, p *pool, bare bool) error {
 	return nil
 }
 
-// exec sends commands, followed by the fence, whose reply must come back last; otherwise the replies may belong to other
-// commands. If it returns an error, no reply can be trusted and l must be closed.
+// exec sends commands followed by the fence. The reply to the fence must be the last one; otherwise the replies may belong to other
+// commands. After an error, no reply is valid, and l must be closed.
 func (l *link) exec(ctx context.Context, commands []redis.Cmder) error {
 	l.n++
 	want := strconv.FormatInt(l.n, 10)
@@ -143,14 +143,14 @@ func (l *link) exec(ctx context.Context, commands []redis.Cmder) error {
 		args[1] = want
 	}
 	l.fence.Reset()
-	_ = l.pipe.BatchProcess(ctx, commands...) // only collects
-	_ = l.pipe.Process(ctx, l.fence)          // the same
+	_ = l.pipe.BatchProcess(ctx, commands...) // only buffers
+	_ = l.pipe.Process(ctx, l.fence)          // only buffers
 	_, _ = l.pipe.Exec(ctx)                   // each command has its own error
 	if e := l.fence.Err(); e != nil {
 		if !errorReply(e) {
 			return e
 		}
-		return nil // an error reply is an answer too, and so is that there is no such key
+		return nil // an error reply or a missing key are answers too
 	}
 	if got, _ := l.fence.Val().(string); got != want {
 		return errBehind
@@ -158,8 +158,7 @@ func (l *link) exec(ctx context.Context, commands []redis.Cmder) error {
 	return nil
 }
 
-// send sends commands whose replies tell to what they are replies, or are errors. If it returns an error, no reply can be
-// trusted and l must be closed.
+// send sends commands whose replies identify their commands or are errors. After an error, no reply is valid, and l must be closed.
 func (l *link) send(ctx context.Context, commands []redis.Cmder) error {
 	_ = l.pipe.BatchProcess(ctx, commands...) // only collects
 	_, _ = l.pipe.Exec(ctx)                   // each command has its own error
@@ -172,7 +171,7 @@ func (l *link) send(ctx context.Context, commands []redis.Cmder) error {
 }
 
 func (l *link) close() {
-	_ = l.conn.Close()   // whatever is unanswered
-	_ = l.client.Close() // is lost
-	_ = l.net.Close()    // in any case
+	_ = l.conn.Close() // unanswered commands are lost
+	_ = l.client.Close()
+	_ = l.net.Close() // in any case
 }

@@ -12,28 +12,28 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// answer is how one call of a load went.
+// answer is the result of one call of a load.
 type answer struct {
 	at    time.Time
 	took  time.Duration
 	class remote.Class
 }
 
-// load is a stream of calls, each by a goroutine of its own.
+// load is a stream of calls, each in its own goroutine.
 type load struct {
 	mu      sync.Mutex
 	answers []answer
 	stalls  []stall
-	peak    int          // goroutines
-	each    atomic.Int64 // ns from one call to the next
+	peak    int          // number of goroutines
+	each    atomic.Int64 // interval of calls in ns
 	stop    chan struct{}
 	wg      sync.WaitGroup
 }
 
-// stall is a time in which this process stood still, since the machine did something else.
+// stall is a period in which this process did not run, because the machine was busy.
 type stall struct{ from, to time.Time }
 
-// newLoad makes rate calls a second of b, each by a caller that waits so long.
+// newLoad makes rate calls per second to b, each with a deadline after wait.
 func newLoad(b *Backend, rate int, wait time.Duration) *load {
 	l := &load{stop: make(chan struct{})}
 	l.each.Store(int64(time.Second) / int64(rate))
@@ -51,7 +51,7 @@ func newLoad(b *Backend, rate int, wait time.Duration) *load {
 			case d > 0:
 				time.Sleep(d)
 			case d < -50*each:
-				next = time.Now() // after a stall there is no crowd
+				next = time.Now() // no burst after a stall
 			}
 			next = next.Add(each)
 			if i%100 == 0 {
@@ -69,7 +69,7 @@ func newLoad(b *Backend, rate int, wait time.Duration) *load {
 	return l
 }
 
-// watch notes when this process stands still: when a short sleep takes long.
+// watch records stalls of this process, during which a short sleep takes long.
 func (l *load) watch() {
 	const short, long = 2 * time.Millisecond, 10 * time.Millisecond
 	for {
@@ -88,7 +88,7 @@ func (l *load) watch() {
 	}
 }
 
-// stood is for how long this process stood still in a span of time.
+// stood returns the total duration of stalls in a period.
 func (l *load) stood(from, to time.Time) (sum time.Duration) {
 	for _, s := range l.stalls {
 		if s.from.Before(from) {
@@ -102,8 +102,7 @@ func (l *load) stood(from, to time.Time) (sum time.Duration) {
 	return sum
 }
 
-// healthy waits until most calls of half a second are answered. Other tests share the processors: where these are too busy for
-// so many calls, it has fewer made.
+// healthy waits until most calls in half a second are answered. If other tests keep the processors too busy, it reduces the rate.
 func (l *load) healthy(t *testing.T) {
 	t.Helper()
 	testkit.Eventually(t, "calls that are answered", func() bool {
@@ -120,7 +119,7 @@ func (l *load) healthy(t *testing.T) {
 	})
 }
 
-// answered waits until so many more calls have ended.
+// answered waits until n more calls have ended.
 func (l *load) answered(t *testing.T, n int) {
 	t.Helper()
 	count := func() int {
@@ -132,8 +131,7 @@ func (l *load) answered(t *testing.T, n int) {
 	testkit.Eventually(t, "calls that end", func() bool { return count() >= want })
 }
 
-// end ends the load and waits for what is under way. How long calls took is from then on how long they took while this process
-// ran.
+// end ends the load and waits for calls in progress. It then subtracts stalls from the durations of calls.
 func (l *load) end() {
 	close(l.stop)
 	l.wg.Wait()
@@ -144,7 +142,7 @@ func (l *load) end() {
 	}
 }
 
-// between returns the calls made in a span of time.
+// between returns the calls made in a period.
 func (l *load) between(from, to time.Time) (found []answer) {
 	for _, a := range l.answers {
 		if !a.at.Before(from) && a.at.Before(to) {
@@ -154,7 +152,7 @@ func (l *load) between(from, to time.Time) (found []answer) {
 	return found
 }
 
-// p99 is the 99th percentile of how long calls took.
+// p99 returns the 99th percentile of the durations of calls.
 func p99(answers []answer) time.Duration {
 	if len(answers) == 0 {
 		return 0
@@ -167,7 +165,7 @@ func p99(answers []answer) time.Duration {
 	return took[len(took)*99/100]
 }
 
-// failed counts calls by the class of their error.
+// failed returns the number of failed calls by error class.
 func failed(answers []answer) map[remote.Class]int {
 	found := map[remote.Class]int{}
 	for _, a := range answers {
@@ -178,7 +176,7 @@ func failed(answers []answer) map[remote.Class]int {
 	return found
 }
 
-// failures is how many calls failed.
+// failures returns the number of failed calls.
 func failures(answers []answer) (n int) {
 	for _, count := range failed(answers) {
 		n += count
@@ -186,8 +184,8 @@ func failures(answers []answer) (n int) {
 	return n
 }
 
-// recovery is how long after a moment calls went on to fail: until the last one that failed with at least a tenth of those
-// within its tenth of a second. A single one later is the machine's doing, or that of other tests.
+// recovery returns the time from since to the last failed call in a tenth of a second in which at least a tenth of the calls failed.
+// Single later failures are due to the load of the machine.
 func recovery(answers []answer, since time.Time) time.Duration {
 	const span = 100 * time.Millisecond
 	type tally struct {
@@ -215,7 +213,7 @@ func recovery(answers []answer, since time.Time) time.Duration {
 	return last
 }
 
-// figure prints a figure of time, and fails the test if it is more than ten times what is wanted.
+// figure prints a duration, and fails the test if it exceeds ten times the goal.
 func figure(t *testing.T, what string, got, want time.Duration) {
 	t.Helper()
 	t.Logf("%s: %v, wanted %v", what, got.Round(10*time.Microsecond), want)

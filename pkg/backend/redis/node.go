@@ -10,47 +10,47 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// Bounds on what waits.
+// Bounds on waiting operations and on writers.
 const (
-	maxCalls    = 16_384                 // calls under way; further ones fail immediately
-	manyCalls   = 1024                   // calls under way above which further ones fail if the node is silent
-	maxCommands = 128                    // in a batch, exceeded, as maxWeight, only by what its last call asks of one key
-	nearWriters = 2                      // of a node that is near; to one that is far there may be as many as Config.PoolSize says
-	maxWriters  = 16                     // of any
-	farAway     = 3 * time.Millisecond   // from here on two batches on their way would leave a node idle for most of the time
-	lateAfter   = time.Millisecond       // how old a batch has to be for a smaller one to follow it
-	unusedFor   = 10 * time.Second       // how long a writer that only a far node needs keeps a connection without a batch
-	quietFor    = 500 * time.Millisecond // after so long without an answer a crowd is no longer let in
+	maxCalls    = 16_384                 // calls in progress; more fail immediately
+	manyCalls   = 1024                   // calls in progress; more fail immediately if the node is quiet
+	maxCommands = 128                    // in a batch; like maxWeight, exceeded only by the operations of its last call on one key
+	nearWriters = 2                      // of a nearby node; a distant node may have up to Config.PoolSize
+	maxWriters  = 16                     // of any node
+	farAway     = 3 * time.Millisecond   // round-trip time from which two batches in progress would leave a node idle most of the time
+	lateAfter   = time.Millisecond       // age of a batch after which a smaller one may follow it
+	unusedFor   = 10 * time.Second       // time without a batch after which a further writer closes its connection
+	quietFor    = 500 * time.Millisecond // time without an answer after which a node is quiet
 )
 
-// node is one server, with a queue and the writers that empty it.
+// node is one server, with a queue and the writers that send from it.
 type node struct {
 	pool    *pool
 	addr    string
-	resolve func(context.Context) ([]string, error) // where it may be, the likeliest first
+	resolve func(context.Context) ([]string, error) // possible addresses, likeliest first
 	breaker *remote.Breaker
 	writers []*writer
-	most    int32 // how many there are
+	most    int32 // number of writers
 
-	links    atomic.Int32 // connections that are up
-	renewed  atomic.Int64 // how many times all connections had to be renewed
-	renewing atomic.Bool  // a writer opens a connection in place of one that still works
-	alone    atomic.Bool  // it is known to be one server, so that a call may have any keys
-	apart    atomic.Bool  // its process has failed a call with several keys
+	links    atomic.Int32 // open connections
+	renewed  atomic.Int64 // number of times that all connections had to be renewed
+	renewing atomic.Bool  // a writer is replacing a connection that still works
+	alone    atomic.Bool  // it is known to be one server, so a call may have any keys
+	apart    atomic.Bool  // its process has rejected a call with several keys
 	run      atomic.Pointer[string]
-	end      context.CancelFunc // ends the writers, for a node of a cluster
-	again    chan struct{}      // makes writers that wait before they reconnect do so now
+	end      context.CancelFunc // stops the writers, for a node of a cluster
+	again    chan struct{}      // makes writers reconnect without waiting further
 
 	pace   remote.Pace
-	sent   atomic.Int64 // operations that writers have taken from the queue and not answered
-	flying atomic.Int32 // batches that these are in
-	weight atomic.Int64 // of the operations in them that are not light, in µs
+	sent   atomic.Int64 // operations taken from the queue and not answered
+	flying atomic.Int32 // batches of these operations
+	weight atomic.Int64 // cost of these operations, except cheap ones, in µs
 
 	mu      sync.Mutex
 	queue   queue
-	cutAt   time.Time   // when a writer last took from it
-	look    *time.Timer // has a writer look whether what waits is due
-	looks   bool        // it runs
+	cutAt   time.Time   // time when a writer last took from the queue
+	look    *time.Timer // makes a writer check whether a batch is due
+	looks   bool        // look is running
 	ticks   int
 	stopped bool
 }
@@ -71,12 +71,12 @@ func (p *pool) newNode(addr string, resolve func(context.Context) ([]string, err
 	return n
 }
 
-// at returns a resolve that knows the address.
+// at returns a resolve function for a fixed address.
 func at(addr string) func(context.Context) ([]string, error) {
 	return func(context.Context) ([]string, error) { return []string{addr}, nil }
 }
 
-// open opens a connection to n, wherever it is now.
+// open opens a connection to the current address of n.
 func (n *node) open(ctx context.Context) (*link, *remote.Error) {
 	addrs, err := n.resolve(ctx)
 	if err != nil {
@@ -98,16 +98,14 @@ func (n *node) open(ctx context.Context) (*link, *remote.Error) {
 	return nil, first
 }
 
-// admit returns nil if n takes operations, or why not. If it takes one as a probe, the caller should not count on an
-// answer.
+// admit returns nil if n accepts operations, and otherwise the reason. A probe may remain unanswered.
 func (n *node) admit(now time.Time, budget time.Duration) (probing bool, unsent *remote.Error) {
 	probing = n.breaker.Open()
 	unsent = n.breaker.Admit(now, budget)
 	return probing && unsent == nil, unsent
 }
 
-// silenced is called when n has become silent. Everything in the queue is answered at once, and callers whose operations have been
-// sent are told that there is nothing to wait for.
+// silenced is called when n has become silent. It fails everything in the queue, and wakes up callers whose operations have been sent.
 func (n *node) silenced() {
 	n.fail(n.breaker.Mute())
 	for _, w := range n.writers {
@@ -115,15 +113,15 @@ func (n *node) silenced() {
 	}
 }
 
-// push queues it, the index-th operation of its call, and wakes an idle writer. It returns why not if the writers have
-// been stopped, or n is silent.
+// push queues an item, the index-th operation of its call, and wakes up an idle writer. It returns an error if the writers have been
+// stopped or n is silent.
 func (n *node) push(it *item, index int) *remote.Error {
 	n.mu.Lock()
 	switch {
 	case n.stopped:
 		n.mu.Unlock()
 		return errStopped
-	case n.breaker.Silent(): // since it was admitted
+	case n.breaker.Silent(): // silent since the item was admitted
 		n.mu.Unlock()
 		return n.breaker.Mute()
 	}
@@ -133,10 +131,9 @@ func (n *node) push(it *item, index int) *remote.Error {
 	return nil
 }
 
-// due reports whether a writer is to send what waits. While another one waits for an answer it is to have as much to send as is on
-// its way, or the last batch to be late: two batches of the same size cost all callers less than a large one and whatever has come
-// since. If not, it makes sure that another writer asks again. More than the usual ones send only where there is room for that. n.mu must be
-// held.
+// due reports whether a writer should send the queue. While another batch is unanswered, the queue must be as long as the operations in
+// progress, or the last batch must be lateAfter old: two batches of equal size delay callers less than a large one followed by the rest.
+// If neither holds, due schedules another check. Writers beyond nearWriters also need room. n.mu must be held.
 func (n *node) due() bool {
 	queued, sent := n.queue.length.Load(), n.sent.Load()
 	switch {
@@ -153,8 +150,8 @@ func (n *node) due() bool {
 	return left <= 0
 }
 
-// room reports whether another batch may be sent before the next answer has come: nearWriters may, and more of them to a node that is
-// far away and done with all that is on its way sooner than it can be heard of.
+// room reports whether another batch may be sent before the next answer: always for nearWriters batches, and for more if the node is
+// distant and will finish the operations in progress sooner than their answers can arrive.
 func (n *node) room() bool {
 	flying := n.flying.Load()
 	if flying < min(nearWriters, n.most) {
@@ -165,8 +162,8 @@ func (n *node) room() bool {
 	return flying < n.usable() && max(pace.Of(int(n.sent.Load())), weighs) < pace.Way()
 }
 
-// usable returns how many writers may send: to a node that is far away one for each lateAfter of the way, since so many batches are sent
-// before the first has been answered.
+// usable returns the number of writers that may send: for a distant node, one for each lateAfter of the round-trip time, because that
+// many batches are sent before the first answer.
 func (n *node) usable() int32 {
 	if way := n.pace.Estimate().Way(); way >= farAway {
 		return int32(min(way/lateAfter, time.Duration(n.most)))
@@ -174,8 +171,8 @@ func (n *node) usable() int32 {
 	return min(nearWriters, n.most)
 }
 
-// wakeIfDue has an idle writer send what waits, if that is due: of those that may send, the one of the lowest rank, so that no more of
-// them keep a connection than have to. n.mu must be held.
+// wakeIfDue wakes up an idle writer if a batch is due. It selects the usable writer with the lowest rank, to keep the number of
+// connections low. n.mu must be held.
 func (n *node) wakeIfDue() {
 	if !n.due() {
 		return
@@ -192,7 +189,7 @@ func (n *node) wakeIfDue() {
 // connected reports whether a writer has a connection.
 func (n *node) connected() bool { return n.links.Load() > 0 }
 
-// lookAgain wakes a writer if what waits is due now.
+// lookAgain wakes up a writer if a batch is due now.
 func (n *node) lookAgain() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -200,18 +197,18 @@ func (n *node) lookAgain() {
 	n.wakeIfDue()
 }
 
-// tooLate reports whether a call of a flow that has so long is to be shed: its last of ops operations would probably not be answered in
-// time. How long the node takes at least is no sign of too much, and is known well; what comes on top of it is not.
+// tooLate reports whether to shed a call of a flow, because the last of its ops operations would probably not be answered within budget.
+// The node's base time, which is known well, does not indicate overload; the time beyond it does, but is uncertain.
 func (n *node) tooLate(flow backend.Flow, ops int, budget time.Duration) bool {
 	sent, queued := int(n.sent.Load()), int(n.queue.length.Load())
 	if sent+queued == 0 {
-		return false // a batch has to find out whether the node is quicker now
+		return false // a batch must find out whether the node is faster now
 	}
 	late := func(ahead int) bool {
 		return remote.TooLate(n.pace.Estimate().Of(sent+ahead+ops), budget-n.ways(ahead+ops))
 	}
 	if !late(queued) {
-		return false // the next one does
+		return false // ahead never returns more than this
 	}
 	n.mu.Lock()
 	ahead := n.queue.ahead(flow, ops)
@@ -219,7 +216,7 @@ func (n *node) tooLate(flow backend.Flow, ops int, budget time.Duration) bool {
 	return late(ahead)
 }
 
-// ways returns how long the last of so many operations in the queue is on its way, after it has waited for a writer.
+// ways returns the network time of the last of queued operations, including the wait for a writer.
 func (n *node) ways(queued int) time.Duration {
 	way := n.pace.Estimate().Base()
 	if n.room() && queued <= maxCommands {
@@ -228,7 +225,7 @@ func (n *node) ways(queued int) time.Duration {
 	return way + way*time.Duration(queued/maxCommands+1)/time.Duration(n.usable())
 }
 
-// waits returns how long an operation that comes now would probably wait; 0 if there is no other one.
+// waits returns the expected wait of an operation that arrives now; 0 if there are no others.
 func (n *node) waits() time.Duration {
 	sent, queued := int(n.sent.Load()), int(n.queue.length.Load())
 	if sent+queued == 0 {
@@ -237,7 +234,7 @@ func (n *node) waits() time.Duration {
 	return n.ways(queued) + n.pace.Estimate().Of(sent+queued)
 }
 
-// drop removes it from the queue, and reports whether it was there.
+// drop removes an item from the queue, and reports whether it was there.
 func (n *node) drop(it *item) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -248,12 +245,12 @@ func (n *node) drop(it *item) bool {
 	return true
 }
 
-// await has w wait until something is due, in which case work is true, there has been a tick since the one in *tick, or the
-// writers are stopped. It updates *tick. A writer that only a far node needs, and that has no connection, waits on after a tick.
+// await makes w wait until a batch is due (work is true), until a tick after that in *tick, or until the writers are stopped. It updates
+// *tick. A further writer without a connection ignores ticks.
 func (n *node) await(w *writer, tick *int) (work, stopped bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	due := func() bool { // of further writers only if there is a connection: else the first ones find out whether the node is there
+	due := func() bool { // further writers need a connected node: the first ones find out whether it is reachable
 		return (!w.further() || n.connected() && w.rank < n.usable()) && n.due()
 	}
 	for !due() && (n.ticks == *tick || w.further() && w.link == nil) && !n.stopped {
@@ -265,7 +262,7 @@ func (n *node) await(w *writer, tick *int) (work, stopped bool) {
 	return due(), n.stopped
 }
 
-// tick has idle writers check their connections.
+// tick makes idle writers check their connections.
 func (n *node) tick() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -273,14 +270,14 @@ func (n *node) tick() {
 	n.wakeAll()
 }
 
-// wakeAll wakes all idle writers. n.mu must be held.
+// wakeAll wakes up all idle writers. n.mu must be held.
 func (n *node) wakeAll() {
 	for _, w := range n.writers {
 		w.cond.Signal()
 	}
 }
 
-// reconnect makes writers that wait before they connect again do so now.
+// reconnect makes waiting writers reconnect immediately.
 func (n *node) reconnect() {
 	for range n.usable() {
 		select {
@@ -291,7 +288,7 @@ func (n *node) reconnect() {
 	}
 }
 
-// stop ends the writers, and fails everything in the queue.
+// stop stops the writers and fails everything in the queue.
 func (n *node) stop(why *remote.Error) {
 	n.mu.Lock()
 	n.stopped = true
@@ -300,7 +297,7 @@ func (n *node) stop(why *remote.Error) {
 	n.fail(why)
 }
 
-// fail answers everything in the queue with e.
+// fail fails everything in the queue with e.
 func (n *node) fail(e *remote.Error) {
 	n.mu.Lock()
 	var items []*item
@@ -313,8 +310,8 @@ func (n *node) fail(e *remote.Error) {
 	}
 }
 
-// cut removes items for a batch from the queue, and appends them to items. With them so many operations are on their way; full says
-// whether others had to be left.
+// cut moves items for a batch from the queue to items. onWay is the number of operations in progress including these; full reports
+// whether others remain in the queue.
 func (n *node) cut(items []*item) (batch []*item, onWay int, full bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -330,7 +327,7 @@ func (n *node) cut(items []*item) (batch []*item, onWay int, full bool) {
 	return batch, int(n.sent.Load()), left > 0
 }
 
-// completed notes that so many operations of a batch have been answered, which weighed so much.
+// completed records that a batch of ops operations with a total weight has been answered.
 func (n *node) completed(ops int, weight int64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -339,15 +336,15 @@ func (n *node) completed(ops int, weight int64) {
 	n.flying.Add(-1)
 	n.weight.Add(-weight)
 	if full {
-		n.wakeIfDue() // no one else would: the writer that has completed may have something else to do first
+		n.wakeIfDue() // the completed writer may have other work before its next check
 	}
 }
 
-// together reports whether one call may have several keys. That needs one server: a proxy before several would send a
-// call to one of them, by its first key, and each would count for itself.
+// together reports whether one call may have several keys. That requires a single server: a proxy with several servers would send the
+// call to one of them, by its first key, and each server would count separately.
 func (n *node) together() bool { return n.alone.Load() && !n.apart.Load() }
 
-// identify finds out whether there is one server at the other end of l. One that sentinels have named is.
+// identify determines whether there is a single server behind l. A server named by sentinels is.
 func (n *node) identify(ctx context.Context, l *link) (err error) {
 	p, one := n.pool, true
 	switch {

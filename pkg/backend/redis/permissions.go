@@ -14,17 +14,17 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// What the user must be allowed, beside AUTH: the lines of docs/redis.md.
+// Permissions that the user needs in addition to AUTH, as in docs/redis.md.
 const (
 	grants = "~rl:* +eval +evalsha +info +get +mget +set +setrange +incrby +unlink +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush " +
 		"+hdel +hmget +hset +hstrlen +strlen +zadd +zcard +zrangebyscore +zrem +zremrangebyscore +zscore"
 	referenceGrants = "~* +incrby +expire +get"
 )
 
-// tryEach is how often a connection is tried again after replies that suggest that the server does not run scripts.
+// tryEach is the minimum interval of tests after replies that suggest that the server does not run scripts.
 const tryEach = time.Second
 
-// advised returns e, and if the server does not let us in, or the user may not do something, with what to do about it.
+// advised returns a copy of e; for a failed login or a missing permission, the text also has advice.
 func (p *pool) advised(e *remote.Error) *remote.Error {
 	more := *e
 	switch e.Code {
@@ -34,12 +34,12 @@ func (p *pool) advised(e *remote.Error) *remote.Error {
 			more.Text += "; one in REDIS_URL is the sentinels', and not this master's"
 		}
 	case "NOPERM":
-		user, _, _ := credentials(p.config.AuthFile, p.config.Auth, p.target.auth) // it has been read before
+		user, _, _ := credentials(p.config.AuthFile, p.config.Auth, p.target.auth) // was read before
 		needed := grants
 		if p.config.KeyFormat == ReferenceKeys {
 			needed = referenceGrants
 		}
-		if e.Text != deniedKeys { // Redis takes no pattern for a user that may use all keys
+		if e.Text != deniedKeys { // Redis accepts no pattern for a user that may use all keys
 			_, needed, _ = strings.Cut(needed, " ")
 		}
 		more.Text += "; allow it in Redis: ACL SETUSER " + cmp.Or(user, "default") + " " + needed
@@ -47,8 +47,8 @@ func (p *pool) advised(e *remote.Error) *remote.Error {
 	return &more
 }
 
-// try returns an error if the server at the other end of l does not run scripts for its user. It takes from a counter that nothing else
-// uses, by every algorithm, and resets it in the same call, so that nothing changes.
+// try returns an error if the server behind l does not run scripts for its user. It takes from an otherwise unused counter with every
+// algorithm, and resets it in the same call, so it changes nothing.
 func (p *pool) try(ctx context.Context, l *link) error {
 	codec, ok := p.codec.(*scriptCodec)
 	if !ok {
@@ -69,7 +69,7 @@ func (p *pool) try(ctx context.Context, l *link) error {
 	text.err = &remote.Error{Code: "NOSCRIPT"}
 	codec.again(text)                                                 //nolint:contextcheck // the same
 	get := newCommand("get", string(text.keys[0].b))                  //nolint:contextcheck // the same
-	err := l.exec(ctx, []redis.Cmder{get, text.sent[0], sha.sent[0]}) // GET shows whether the server of a proxy is there
+	err := l.exec(ctx, []redis.Cmder{get, text.sent[0], sha.sent[0]}) // GET shows whether the server behind a proxy is available
 	for _, c := range cs.all {
 		c.replied(l.addr)
 		codec.decode(c, l.addr)
@@ -91,13 +91,13 @@ func (p *pool) try(ctx context.Context, l *link) error {
 	return nil
 }
 
-// try finds out again whether the server runs scripts for the user of w's connection.
+// try tests again whether the server runs scripts for the user of w's connection.
 func (w *writer) try(ctx context.Context) {
 	w.tried, w.unsure = time.Now(), false
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.node.pool.opTimeout())
 	defer cancel()
 	if w.node.pool.try(ctx, w.link) != nil {
-		w.node.renewed.Add(1) // connecting again reports why
+		w.node.renewed.Add(1) // connecting again reports the reason
 		w.hangUp()
 	}
 }

@@ -17,10 +17,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// called matches the commands that a script calls.
+// called matches the commands called by a script.
 var called = regexp.MustCompile(`(?:\bp?call\(|\beach\(l, )'([^']+)'`)
 
-// TestGrants: the lines of docs/redis.md are the constants, and allow the commands that all scripts call, and no others.
+// TestGrants checks that the lines of docs/redis.md equal the constants, and allow exactly the commands that scripts call.
 func TestGrants(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../../docs/redis.md")
@@ -39,7 +39,7 @@ func TestGrants(t *testing.T) {
 		t.Fatal(err)
 	}
 	texts := []string{script.text}
-	for _, name := range []string{"operate/replicated/register", "operate/audit/audit", "envoy/rlqs/rows"} { // those of side channels
+	for _, name := range []string{"operate/replicated/register", "operate/audit/audit", "envoy/rlqs/rows"} { // scripts of side channels
 		text, err := os.ReadFile("../../../internal/" + name + ".lua")
 		if err != nil {
 			t.Fatal(err)
@@ -73,14 +73,12 @@ func TestGranted(t *testing.T) {
 	}
 }
 
-// TestDenied: connecting finds a missing permission of the usual kinds of limits, reports the line of docs/redis.md, and changes nothing.
+// TestDenied checks that connecting detects a permission missing for common limits, reports the line of docs/redis.md, and changes
+// nothing.
 func TestDenied(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, "user app on >secret "+grants)
-	b, err := New(Config{URL: s.Addr(), Auth: "app:secret", DialTimeout: slow})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := opened(t, Config{URL: s.Addr(), Auth: "app:secret", DialTimeout: slow})
 	for _, name := range []string{"eval", "evalsha", "get", "set", "unlink", "time", "pexpire", "rpush", "hset", "~rl:*", "info"} {
 		without, with := []string{"-" + name}, []string{"+" + name}
 		if name[0] == '~' {

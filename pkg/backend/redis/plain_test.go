@@ -15,7 +15,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
-// plainClient returns go-redis alone, with the options that a backend would use.
+// plainClient returns a go-redis client without a backend, with the options that a backend would use.
 func plainClient(t *testing.T, o *redis.Options) *redis.Client {
 	t.Helper()
 	o.Protocol, o.DisableIdentity, o.MaxRetries, o.DialerRetries = 2, true, -1, 1
@@ -24,7 +24,7 @@ func plainClient(t *testing.T, o *redis.Options) *redis.Client {
 	return c
 }
 
-// TestPlainHello: Twemproxy closes the connection on HELLO, which go-redis sends in any case. See [withoutHello].
+// TestPlainHello: Twemproxy closes the connection on HELLO, which go-redis always sends. See [withoutHello].
 func TestPlainHello(t *testing.T) {
 	t.Parallel()
 	testkit.NotShort(t)
@@ -35,8 +35,8 @@ func TestPlainHello(t *testing.T) {
 	run(t, Config{URL: proxy, KeyFormat: ReferenceKeys, OpTimeout: slow, DialTimeout: slow}, true)
 }
 
-// TestPlainRenewal: go-redis closes a connection whose time has come before it has another one, and so fails while the password is wrong.
-// See [writer.renew], and TestF30_TokensThatEnd for what a backend does.
+// TestPlainRenewal: go-redis closes an expired connection before it has a new one, and so fails while the password is wrong. See
+// [writer.renew], and TestF30_TokensThatEnd for a backend.
 func TestPlainRenewal(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, "user app on >right ~* +@all")
@@ -52,8 +52,8 @@ func TestPlainRenewal(t *testing.T) {
 	testkit.Eventually(t, "an error of go-redis alone", func() bool { return c.Ping(t.Context()).Err() != nil })
 }
 
-// TestPlainDialing: after as many failures as the pool has connections go-redis does not dial but once a second, in the background. So a
-// link dials by itself. See [link].
+// TestPlainDialing: after as many failures as the pool has connections, go-redis dials only once per second, in the background. So a link
+// dials by itself. See [link].
 func TestPlainDialing(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -74,8 +74,8 @@ func TestPlainDialing(t *testing.T) {
 	}
 }
 
-// TestPlainDialer: a pool does not tell its dialer for whom it dials, so that a client for all writers of a node cannot take the connection
-// that one of them has opened. See [link].
+// TestPlainDialer: a pool does not pass the caller's context to its dialer, so a client shared by all writers of a node could not use the
+// connection opened by one of them. See [link].
 func TestPlainDialer(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -95,7 +95,7 @@ func TestPlainDialer(t *testing.T) {
 	}
 }
 
-// plainHost reports whether go-redis alone finds the nodes of a cluster where they are.
+// plainHost reports whether go-redis alone reaches the nodes of a cluster.
 func plainHost(t *testing.T, seed string) bool {
 	t.Helper()
 	c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{seed}, Protocol: 2, DisableIdentity: true, MaxRetries: -1, MaxRedirects: -1})
@@ -108,7 +108,7 @@ func plainHost(t *testing.T, seed string) bool {
 	return err == nil && slices.Equal(all, []string{seed})
 }
 
-// plainSet sets a key by go-redis alone, on what it takes for the master.
+// plainSet sets a key with go-redis alone, on the server that it considers the master.
 func plainSet(t *testing.T, sentinels []string, key string) {
 	t.Helper()
 	c := redis.NewFailoverClient(&redis.FailoverOptions{

@@ -6,36 +6,36 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
 
-// Each flow may send quantum operations in turn, and as many of what a call asks beyond its own first quantum. So no call
-// waits for all that another one has queued, and a call for a few descriptors does not wait for all of a large one.
+// quantum is the maximum number of first operations that a flow sends per turn, and separately the maximum of operations beyond the first
+// quantum of their call. So no call waits for everything that another one has queued, and a small call does not wait for all of a large
+// one.
 const quantum = 16
 
-// queue holds the operations that wait for a node. Flows take turns. Within a flow the first operations of each call
-// come in the order of arrival, and what exceeds a quantum of a call has turns of its own. The node's mutex guards all
-// but length.
+// queue holds the operations that wait for a node. Flows take turns. Within a flow, the first quantum of each call is in the order of
+// arrival; the operations beyond it have separate turns. The node's mutex guards everything except length.
 type queue struct {
 	length atomic.Int64 // operations
 	flows  map[backend.Flow]*flow
-	turn   *flow // whose turn it is; the ones that wait form a ring
-	last   *flow // the one before turn
-	active int   // how many are in the ring
+	turn   *flow // current flow; flows with waiting operations form a ring
+	last   *flow // flow before turn
+	active int   // number of flows in the ring
 
-	taken map[backend.Key]*item // by cut: the last one of each key that is not light
+	taken map[backend.Key]*item // scratch space of cut: the last expensive item of each key
 }
 
-// flow is what waits of one flow.
+// flow holds the waiting operations of one flow.
 type flow struct {
 	heads, tails list
-	next         *flow // in the ring; nil if nothing waits
+	next         *flow // in the ring; nil if no operation waits
 }
 
-// list is a list of items. Items that follow another one are not in it themselves.
+// list is a list of items. It excludes items that follow another one.
 type list struct {
 	first, last *item
-	ops         int // with those that follow the items
+	ops         int // number of operations, including those that follow the items
 }
 
-// push adds it, the index-th operation of its call.
+// push adds an item, the index-th operation of its call.
 func (q *queue) push(it *item, index int) {
 	f := q.flows[it.op.Flow]
 	if f == nil {
@@ -58,7 +58,7 @@ func (q *queue) push(it *item, index int) {
 	q.length.Add(int64(n))
 }
 
-// join makes f the last in the ring.
+// join appends f to the ring.
 func (q *queue) join(f *flow) {
 	q.active++
 	if q.turn == nil {
@@ -68,7 +68,7 @@ func (q *queue) join(f *flow) {
 	f.next, q.last.next, q.last = q.turn, f, f
 }
 
-// skip gives the next flow its turn. One with nothing left leaves the ring.
+// skip ends the turn of the current flow. A flow without operations leaves the ring.
 func (q *queue) skip() {
 	f := q.turn
 	if f.heads.ops+f.tails.ops > 0 {
@@ -84,7 +84,7 @@ func (q *queue) skip() {
 	f.next = nil
 }
 
-// remove removes it, wherever it is.
+// remove removes an item from its list.
 func (q *queue) remove(it *item) {
 	n := it.chained()
 	it.list.ops -= n
@@ -92,10 +92,9 @@ func (q *queue) remove(it *item) {
 	it.list.unlink(it)
 }
 
-// cut removes items and appends them to items, until they and those that follow them number most or more, or have at least
-// the given weight.
+// cut moves items from the queue to items until their operations, with those that follow them, reach the number most or the given weight.
 func (q *queue) cut(items []*item, most, weight int) []*item {
-	defer func() { clear(q.taken) }() // its items may soon be other calls'
+	defer func() { clear(q.taken) }() // its items may be reused
 	for q.turn != nil && most > 0 && weight > 0 {
 		for _, l := range [...]*list{&q.turn.heads, &q.turn.tails} {
 			for share := min(quantum, most); share > 0 && weight > 0 && l.first != nil; {
@@ -113,7 +112,7 @@ func (q *queue) cut(items []*item, most, weight int) []*item {
 	return items
 }
 
-// ahead returns about how many operations would be sent before the last of n new ones of a call of flow id.
+// ahead returns the approximate number of operations that would be sent before the last of n new ones of a call of flow id.
 func (q *queue) ahead(id backend.Flow, n int) int {
 	all := int(q.length.Load())
 	f := q.flows[id]
@@ -157,7 +156,7 @@ func (l *list) unlink(it *item) {
 	it.prev, it.next, it.list = nil, nil, nil
 }
 
-// chained returns how many operations it and those that follow it are.
+// chained returns the number of operations of an item and those that follow it.
 func (it *item) chained() (n int) {
 	for ; it != nil; it = it.follow {
 		n++
@@ -165,13 +164,13 @@ func (it *item) chained() (n int) {
 	return n
 }
 
-// weight returns what it and those that follow it cost Redis, in µs, in a batch with those that were taken before.
+// weight returns the cost in Redis, in µs, of an item and those that follow it, in a batch with the items taken before.
 func (q *queue) weight(it *item) (all int) {
 	for head := it; it != nil; it = it.follow {
 		own := weight(&it.op)
-		if own > weightWindow { // of others there are never too many in a batch
+		if own > weightWindow { // a batch never has too many cheaper ones
 			if last := q.taken[it.op.Key]; last != nil && it == head && sameTake(&last.op, &it.op) {
-				own = 0 // it will be merged
+				own = 0 // will be merged
 			}
 			if q.taken == nil {
 				q.taken = map[backend.Key]*item{}

@@ -22,7 +22,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// TestSplit: the answers to merged takes are those that the takes would have got one after the other.
+// TestSplit checks that the answers to merged takes are those of the same takes one after the other.
 func TestSplit(t *testing.T) {
 	t.Parallel()
 	for range 3000 {
@@ -66,7 +66,7 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestBatchBounded: calls that repeat the same op many times do not make a batch as large as all of them together.
+// TestBatchBounded checks that calls that repeat the same op many times do not make a batch as large as all of them together.
 func TestBatchBounded(t *testing.T) {
 	t.Parallel()
 	const calls, same = 40, 100
@@ -102,7 +102,7 @@ func TestBatchBounded(t *testing.T) {
 	}
 }
 
-// TestCutForgets: what is weighed against the items of a batch is not weighed against those of the one before, which others may use.
+// TestCutForgets checks that the items of the previous batch, which may be in use elsewhere, do not affect the weight of the next one.
 func TestCutForgets(t *testing.T) {
 	t.Parallel()
 	op := backend.Op{
@@ -119,13 +119,13 @@ func TestCutForgets(t *testing.T) {
 	}
 }
 
-// TestConnectionsInOrder: changes of the number of connections are reported in order.
+// TestConnectionsInOrder checks that changes of the number of connections are reported in order.
 func TestConnectionsInOrder(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	last, jumps := 0, 0
 	b, err := New(Config{URL: "127.0.0.1:1", Observer: remote.Observer{Connections: func(active int) {
-		runtime.Gosched() // others may overtake, unless they are kept from it
+		runtime.Gosched() // others may overtake if nothing prevents it
 		mu.Lock()
 		defer mu.Unlock()
 		if active != last+1 && active != last-1 {
@@ -149,85 +149,6 @@ func TestConnectionsInOrder(t *testing.T) {
 	if jumps > 0 || last != 0 || b.Connections() != 0 {
 		t.Errorf("%d jumps; at the end it was told of %d connections, and %d are counted", jumps, last, b.Connections())
 	}
-}
-
-// TestNothingTwice: under resets, the count is at least what was admitted, and at most that plus the takes of unknown
-// outcome.
-func TestNothingTwice(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	p := testkit.NewProxy(t, s.Addr())
-	b := run(t, Config{URL: p.Addr()}, true)
-	var known, unknown atomic.Int64
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	for range 32 {
-		wg.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				switch e, failed := oneIn(b, 1, usual).Err.(*remote.Error); { //nolint:errorlint // it is never wrapped
-				case !failed:
-					known.Add(1)
-				case e.Unsent:
-					time.Sleep(100 * time.Microsecond)
-				default:
-					unknown.Add(1)
-				}
-			}
-		})
-	}
-	for range 50 {
-		time.Sleep(30 * time.Millisecond)
-		p.Reset()
-	}
-	close(stop)
-	wg.Wait()
-	var op backend.Op
-	testkit.Eventually(t, "a decision", func() bool {
-		op = one(b, 1)
-		if e, failed := op.Err.(*remote.Error); failed && !e.Unsent { //nolint:errorlint // as above
-			unknown.Add(1)
-		}
-		return op.Err == nil
-	})
-	counted := int64(1e6 - op.Decision.Left)
-	t.Logf("%d counted, %d known, %d unknown", counted, known.Load(), unknown.Load())
-	if counted < known.Load() || counted > known.Load()+unknown.Load() {
-		t.Errorf("%d were counted, want from %d to %d", counted, known.Load(), known.Load()+unknown.Load())
-	}
-}
-
-// TestMerging: takes that wait at the same time become one command.
-func TestMerging(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	var merged atomic.Int64
-	b, err := New(Config{URL: s.Addr(), OpTimeout: 2 * testkit.Patience, Observer: remote.Observer{Batch: func(x remote.Batch) { merged.Add(int64(x.Merged)) }}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	left := map[uint64]bool{}
-	for range 100 {
-		wg.Go(func() {
-			op := one(b, 1)
-			mu.Lock()
-			defer mu.Unlock()
-			left[op.Decision.Left] = op.Err == nil
-		})
-	}
-	testkit.Eventually(t, "all to wait", func() bool { return waiting(b) == 100 })
-	start(t, b)
-	wg.Wait()
-	if len(left) != 100 {
-		t.Errorf("100 takes were answered with %d different numbers", len(left))
-	}
-	testkit.Eventually(t, "word of 99 that were merged", func() bool { return merged.Load() == 99 }) // which comes after the answers
 }
 
 // TestOrder: ops of one call on one key are done in order, however many calls there are, even though two writers send
@@ -265,14 +186,11 @@ func TestOrder(t *testing.T) {
 	wg.Wait()
 }
 
-// TestRunning: ops wait for Run, and fail when it has ended.
+// TestRunning checks that ops wait for Run, and fail after it has ended.
 func TestRunning(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	b, err := New(Config{URL: s.Addr(), OpTimeout: slow})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := opened(t, Config{URL: s.Addr(), OpTimeout: slow})
 	if c := class(oneIn(b, 1, usual)); c != remote.Timeout {
 		t.Errorf("before Run: class %q, want timeout", c)
 	}
@@ -303,7 +221,7 @@ func TestRunning(t *testing.T) {
 	}
 }
 
-// TestNoTime: with less than 1 ms to wait nothing is sent.
+// TestNoTime checks that nothing is sent with less than 1 ms left.
 func TestNoTime(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -318,15 +236,15 @@ func TestNoTime(t *testing.T) {
 	}
 }
 
-// TestSlowQueue: callers who have the time wait for a node that is slow to work through its queue, but answers all the
-// while: four batches of 25 ms each.
+// TestSlowQueue checks that callers with enough time wait while a slow node works through its queue and keeps answering: four batches of
+// 25 ms each.
 func TestSlowQueue(t *testing.T) {
 	s := redistest.Start(t)
 	p := testkit.NewProxy(t, s.Addr())
 	b := run(t, Config{URL: p.Addr(), PoolSize: 1, DialTimeout: slow}, true)
-	p.Latency.Store(int64(12 * time.Millisecond)) // each way
+	p.Latency.Store(int64(12 * time.Millisecond)) // in each direction
 	for _, wait := range []time.Duration{0, slow} {
-		testkit.Eventually(t, "a crowd of which all are answered", func() bool { // which a stall of the machine may prevent
+		testkit.Eventually(t, "a crowd of which all are answered", func() bool { // a stall of the machine may prevent it
 			var wg sync.WaitGroup
 			var failed atomic.Int64
 			begun := time.Now()
@@ -374,7 +292,7 @@ func TestClasses(t *testing.T) {
 		{reply("NOAUTH Authentication required."), "noauth"},
 		{fmt.Errorf("failed to authenticate: %w", reply("WRONGPASS invalid username-password pair")), "noauth"},
 		{reply("ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?"), "noauth"},
-		{reply("ERR Client sent AUTH, but no password is set"), "noauth"}, // the next two are of Redis before 6.0 too
+		{reply("ERR Client sent AUTH, but no password is set"), "noauth"}, // this and the next one are from Redis before 6.0
 		{reply("ERR invalid password"), "noauth"},
 		{reply("ERR wrong number of arguments for 'auth' command"), "noauth"},
 		{reply("NOPERM this user has no permissions to run the 'evalsha' command"), "redis n: noauth: NOPERM: the user lacks a permission"},
@@ -382,7 +300,10 @@ func TestClasses(t *testing.T) {
 		{reply("NOPERM No permissions to access a key"), "redis n: noauth: NOPERM: the user may not use the keys of counters"},
 		{reply("ERR The user executing the script can't run this command or subcommand script: abc"), "redis n: noauth: NOPERM: the user lacks a permission"},
 		{reply("NOSCRIPT No matching script."), "noscript"},
-		{reply("ERR This instance has cluster support disabled"), "redis n: other: the server there is not part of a cluster: REDIS_TYPE, or REDIS_PERSECOND_TYPE if it is for limits per second, must be single"},
+		{
+			reply("ERR This instance has cluster support disabled"),
+			"redis n: other: the server there is not part of a cluster: REDIS_TYPE, or REDIS_PERSECOND_TYPE if it is for limits per second, must be single",
+		},
 		{reply("ERR unknown command `EVALSHA`, with args beginning with: `secret`"), "redis n: other: ERR unknown command …"},
 		{reply("ERR max number of clients reached"), "refused"},
 		{errors.New("line\nbreak"), `redis n: other: line\nbreak`},
@@ -398,12 +319,12 @@ func TestClasses(t *testing.T) {
 	}
 }
 
-// reply is an error as go-redis reports it.
+// reply is an error in the form that go-redis returns.
 type reply string
 
 func (r reply) Error() string { return string(r) }
 
-// RedisError makes it one of go-redis' errors.
+// RedisError marks it as an error reply for go-redis.
 func (reply) RedisError() {}
 
 func FuzzURL(f *testing.F) {

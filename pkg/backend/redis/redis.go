@@ -1,28 +1,27 @@
-// Package redis keeps counters in Redis, where any number of replicas share them.
+// Package redis stores counters in Redis, shared by any number of replicas.
 //
-// Operations queue for the node that holds their key. Whenever one of a node's writers is free, of which there are two unless
-// it is far away, it takes everything from the queue and sends it, as one call of the script if the node is known to be one
-// Redis: an idle server adds no delay, a busy one shares system calls, and there is no timer or window to tune. Takes of one
-// key that are queued together become one take with a count, and are answered in order of arrival.
+// Operations queue for the node of their key. Whenever one of the node's writers is free, it sends the whole queue, as one script call if
+// the node is known to be a single Redis. A nearby node has two writers. So an idle server adds no delay, a busy one shares system calls,
+// and there is no timer or window to tune. Queued takes of one key are merged into one take with a count, and are answered in order of
+// arrival.
 //
-// A batch has a deadline of its own. Its callers wait for as long as their own deadlines allow; the operations of one
-// that gives up before the batch is formed are not sent. Nothing that may have been counted is sent a second time. Each
-// node has a breaker that keeps calls away while it does not answer, and connections are opened in the background, so
-// that a call never waits for one that cannot be opened.
+// A batch has its own deadline. Its callers wait until their own deadlines; the operations of a caller that gives up before the batch is
+// formed are not sent. Operations that may have been counted are never sent again. Each node has a breaker that blocks calls while the
+// node does not answer. Connections are opened in the background, so no call waits for a failing attempt.
 //
-// Ops of one call on the same key are applied in order, with one exception: if the server has lost the script (NOSCRIPT),
-// takes no calls with several keys, or a key is being moved to another node, an op may be applied after the one that
-// follows it.
+// Ops of one call on the same key are applied in order, with one exception: if the server has lost the script (NOSCRIPT), accepts no
+// calls with several keys, or is moving a key to another node, an op may be applied after the next one.
 //
-// go-redis authenticates, encodes commands, reads replies, asks sentinels, and follows the redirections of a cluster. It never repeats a
-// command. What it cannot do is done here, and has a test that go-redis alone fails (plain_test.go, and those of sentinels and clusters):
+// go-redis authenticates, encodes commands, parses replies, queries sentinels, and follows the redirections of a cluster. It never
+// retries a command. This package implements what go-redis does not support, each with a test that fails with go-redis alone
+// (plain_test.go, and those of sentinels and clusters):
 //
 //   - Proxies that close the connection on HELLO ([withoutHello]).
-//   - Sentinels that disagree: those that know of the newest failover are believed ([sentinels]).
-//   - Nodes of a cluster that do not say where they are ([slotsHook]).
-//   - A connection is opened before the old one is closed, and the caller dials ([link]): a pool of go-redis closes first, dials for those
-//     who have left, and waits a second after some failures. It dials in a goroutine and with a context of its own, so that it cannot be
-//     given the connection that a writer has opened: each link has a client of its own, with a pool of one.
+//   - Sentinels that disagree: those with the newest failover count ([sentinels]).
+//   - Cluster nodes that do not report their host ([slotsHook]).
+//   - Connections that are opened before the old one closes, and by the caller ([link]). A go-redis pool closes first, dials for callers
+//     that have left, and waits a second after some failures. It dials in a goroutine with its own context, so it cannot use a connection
+//     opened by the writer; each link therefore has its own client with a pool of one.
 //
 // This package is part of the core.
 //
@@ -51,8 +50,8 @@ type Backend struct {
 	main   *pool
 	second *pool // for windows of one second; may be nil
 
-	counting sync.Mutex // held while connections are counted and reported, so that the last report is the current number
-	whole    bool       // each deployment has had a connection; guarded by counting
+	counting     sync.Mutex // held while connections are counted and reported, so that the last report is current
+	wasConnected bool       // each deployment has had a connection; guarded by counting
 
 	life task.Life
 }
@@ -64,21 +63,21 @@ type pool struct {
 	dialer   *remote.Dialer
 	codec    codec
 	observer *remote.Observer
-	active   int             // connections that are up; guarded by Backend.counting
-	count    func(delta int) // of connections
+	active   int             // open connections; guarded by Backend.counting
+	count    func(delta int) // counts connections
 	waiters  waiters
 	expires  *pendingExpires // nil unless KeyFormat is ReferenceKeys
-	opened   atomic.Uint64   // connections
+	opened   atomic.Uint64   // connections opened
 	closed   atomic.Uint64
-	calls    atomic.Int64 // of Apply, under way
+	calls    atomic.Int64 // calls of Apply in progress
 	lag      remote.Lag
 
 	one       *node      // the server or master; nil for a cluster
-	sentinels *sentinels // else nil
-	cluster   *cluster   // else nil
+	sentinels *sentinels // nil for other deployments
+	cluster   *cluster   // nil for other deployments
 }
 
-// New returns a backend for c. It opens no connection: Run does.
+// New returns a backend for c. Run opens its connections.
 func New(c Config) (*Backend, error) {
 	b := new(Backend)
 	permits := remote.NewPermits()
@@ -128,8 +127,8 @@ func (b *Backend) newPool(c Config, permits chan struct{}) (*pool, error) {
 	return p, nil
 }
 
-// Run opens connections, and sends what Apply queues, until ctx ends or b is closed. Operations queued before Run wait
-// for it for as long as their callers do.
+// Run opens connections and sends queued operations until ctx ends or b is closed. Operations queued before Run wait for it until their
+// deadlines.
 func (b *Backend) Run(ctx context.Context) error {
 	return b.life.Run(ctx, func(ctx context.Context) {
 		var wg sync.WaitGroup
@@ -140,7 +139,7 @@ func (b *Backend) Run(ctx context.Context) error {
 	})
 }
 
-// String names the task.
+// String returns the name of the task.
 func (b *Backend) String() string { return "redis" }
 
 func (b *Backend) pools() []*pool {
@@ -150,7 +149,7 @@ func (b *Backend) pools() []*pool {
 	return []*pool{b.main, b.second}
 }
 
-// Close ends Run, waits until it has returned, and closes all connections.
+// Close ends Run, waits until it returns, and closes all connections.
 func (b *Backend) Close() error {
 	b.life.End()
 	var err error
@@ -165,17 +164,17 @@ func (b *Backend) Close() error {
 	return err
 }
 
-// Connections returns how many connections are up: 0 until each deployment has had one.
+// Connections returns the number of open connections; 0 until each deployment has had one.
 func (b *Backend) Connections() int {
 	b.counting.Lock()
 	defer b.counting.Unlock()
 	return b.connections()
 }
 
-// connections is Connections. b.counting is held.
+// connections implements Connections. b.counting must be held.
 func (b *Backend) connections() int {
 	switch {
-	case !b.whole:
+	case !b.wasConnected:
 		return 0
 	case b.second == nil:
 		return b.main.active
@@ -184,31 +183,31 @@ func (b *Backend) connections() int {
 	}
 }
 
-// count counts connections of p, and reports how many there are.
+// count adds delta to the number of connections of p, and reports the total.
 func (b *Backend) count(p *pool, delta int) {
 	b.counting.Lock()
 	defer b.counting.Unlock()
 	p.active += delta
-	b.whole = b.whole || b.main.active > 0 && (b.second == nil || b.second.active > 0)
+	b.wasConnected = b.wasConnected || b.main.active > 0 && (b.second == nil || b.second.active > 0)
 	p.observer.Connections(b.connections())
 }
 
-// Pool counts the connections to one deployment that were ever opened, and those that have been closed.
+// Pool contains the numbers of connections to one deployment that were opened and closed.
 type Pool struct{ Opened, Closed uint64 }
 
-// Pools returns the counts of the main deployment, and then those of the one for limits per second, if there is one.
+// Pools returns the counts of the main deployment, followed by those of the one for limits per second, if any.
 func (b *Backend) Pools() []Pool {
 	var all []Pool
 	for _, p := range []*pool{b.main, b.second} {
 		if p != nil {
-			closed := p.closed.Load() // first, so that it is never the larger
+			closed := p.closed.Load() // first, so that it never exceeds Opened
 			all = append(all, Pool{Opened: p.opened.Load(), Closed: closed})
 		}
 	}
 	return all
 }
 
-// Waits returns how long an operation that comes now would probably wait, by node.
+// Waits returns the expected wait of an operation that arrives now, by node.
 func (b *Backend) Waits() map[string]time.Duration {
 	all := make(map[string]time.Duration)
 	for _, p := range b.pools() {
@@ -219,7 +218,7 @@ func (b *Backend) Waits() map[string]time.Duration {
 	return all
 }
 
-// Way returns about how long the node that is farthest away takes, however little it is asked for.
+// Way returns the approximate base time of a round trip to the most distant node.
 func (b *Backend) Way() (way time.Duration) {
 	for _, p := range b.pools() {
 		for n := range p.nodes() {
@@ -229,7 +228,7 @@ func (b *Backend) Way() (way time.Duration) {
 	return way
 }
 
-// nodes returns the nodes that p uses.
+// nodes returns the nodes of p.
 func (p *pool) nodes() iter.Seq[*node] {
 	if p.one != nil {
 		return slices.Values([]*node{p.one})
@@ -237,7 +236,7 @@ func (p *pool) nodes() iter.Seq[*node] {
 	return maps.Values(*p.cluster.nodes.Load())
 }
 
-// idleLook is how often idle writers check their connections.
+// idleLook is the interval at which idle writers check their connections.
 const idleLook = 250 * time.Millisecond
 
 // run runs the writers of p until ctx ends.
@@ -277,14 +276,14 @@ func (p *pool) connected(delta int) {
 	p.count(delta)
 }
 
-// opTimeout returns how long a round trip may take.
+// opTimeout returns the maximum duration of a round trip.
 func (p *pool) opTimeout() time.Duration { return remote.RoundTrip(p.config.OpTimeout) }
 
-// Apply decides every op, in one round trip to each node that holds one of their keys. It waits until 2 ms before ctx's
-// deadline, or earlier if answers have been late (see [remote.Lag]), but no longer than [Config.OpTimeout]; without either,
-// for 250 ms; and not at all for a node that is silent. If ctx is cancelled it returns within 50 ms. An op without an answer
-// by then gets a [remote.Error], and may have been counted unless the error says Unsent, or its class is that of an error
-// reply. With less than 1 ms to wait nothing is sent. Before Run has begun ops wait for it; after it has ended they fail at once.
+// Apply decides every op, in one round trip to each node with one of their keys. It waits until 2 ms before the deadline of ctx, or
+// earlier if this process is overloaded (see [remote.Lag]), but at most for [Config.OpTimeout]; without either, for 250 ms. It does not
+// wait for a silent node. If ctx is cancelled, it returns within 50 ms. An op without an answer gets a [remote.Error]; it may have been
+// counted unless the error is Unsent or its class is that of an error reply. With less than 1 ms left, nothing is sent. Ops wait for Run
+// if it has not begun, and fail immediately if it has ended.
 func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	if b.second == nil {
 		b.main.apply(ctx, ops, nil)
@@ -381,8 +380,7 @@ var (
 	errFull    = store.Unsent(remote.Timeout, "", "too many calls are already waiting")
 )
 
-// enter returns the node to queue op for, or why it must not be queued. The caller of a probe waits for only half of
-// its time.
+// enter returns the node for op, or the reason why op must not be queued. The caller of a probe waits for only half of its time.
 func (p *pool) enter(ctx context.Context, w *waiter, op *backend.Op, now time.Time, ops int) (*node, *remote.Error) {
 	n, e := p.route(ctx, op)
 	if e != nil {
@@ -403,7 +401,7 @@ func (p *pool) enter(ctx context.Context, w *waiter, op *backend.Op, now time.Ti
 	return n, e
 }
 
-// route returns the node that holds op's counters.
+// route returns the node of op's counters.
 func (p *pool) route(ctx context.Context, op *backend.Op) (*node, *remote.Error) {
 	if p.one != nil {
 		return p.one, nil

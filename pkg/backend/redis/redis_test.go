@@ -13,11 +13,11 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	logging.Disable() // go-redis would log each fault that tests make
+	logging.Disable() // go-redis would log each fault caused by tests
 	goleak.VerifyTestMain(m)
 }
 
-// TestBackend runs the suite, with short random sequences and fewer takes: TestScripts has the long ones, and memory the many.
+// TestBackend runs the suite with short random sequences and without many reservations; TestScripts has them.
 func TestBackend(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)

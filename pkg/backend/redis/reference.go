@@ -15,7 +15,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Errors of ops that are not possible with the reference's keys.
+// Errors of ops that the reference's keys do not support.
 var (
 	errFixedOnly = store.Failed(remote.Other, "", "REDIS_KEY_FORMAT=reference keeps one fixed_window of whole seconds per descriptor; "+
 		"other algorithms, rate_limits and penalties work without REDIS_KEY_FORMAT")
@@ -23,12 +23,11 @@ var (
 	errNumber = errors.New("a counter is not a number")
 )
 
-// referenceCodec counts as envoyproxy/ratelimit does, under its keys: an INCRBY and an EXPIRE each time, without
-// scripts. The window is determined by this process' clock and begins at a whole second, and rejected hits count,
-// whatever the rule says.
+// referenceCodec counts like envoyproxy/ratelimit, with its keys: by an INCRBY and an EXPIRE each time, without scripts. This process's
+// clock determines the window, which begins at a whole second. Rejected hits always count, regardless of the rule.
 //
-// Refunding takes two steps, since a counter must not become negative: it is read first. If another replica gives
-// back in between, the counter may fall below zero, which counts as zero.
+// A refund takes two steps, because a counter must not become negative: it is read first. If another replica refunds in between, the
+// counter may fall below zero, which counts as zero.
 type referenceCodec struct {
 	prefix string
 	jitter int64 // seconds
@@ -43,7 +42,7 @@ func newReferenceCodec(c *Config) *referenceCodec {
 	return r
 }
 
-// fits returns why op is not possible in this format, or nil.
+// fits returns the reason why this format does not support op, or nil.
 func (r *referenceCodec) fits(op *backend.Op) *remote.Error {
 	if len(op.Limits) != 1 || op.Penalty != nil {
 		return errFixedOnly
@@ -63,8 +62,8 @@ func (r *referenceCodec) window(op *backend.Op, now engine.Micros) (start, end i
 	return int64(first / 1e6), int64(last / 1e6)
 }
 
-// expiry returns for how many seconds a counter is kept: a window's length from its last hit or, if windows follow a
-// calendar, until the window ends.
+// expiry returns the lifetime of a counter in seconds: a window's length from its last hit or, for calendar windows, the rest of the
+// window.
 func (r *referenceCodec) expiry(op *backend.Op, now engine.Micros) int64 {
 	start, end := r.window(op, now)
 	if op.Limits[0].Calendar != nil {
@@ -92,7 +91,7 @@ func (r *referenceCodec) encode(cs *calls, items []*item, _ bool) {
 	}
 }
 
-// commands appends the commands for it.
+// commands appends the commands of an item.
 func (r *referenceCodec) commands(sent []redis.Cmder, it *item) []redis.Cmder {
 	it.at = r.now()
 	start, _ := r.window(&it.op, it.at)
@@ -104,19 +103,19 @@ func (r *referenceCodec) commands(sent []redis.Cmder, it *item) []redis.Cmder {
 	it.hits = hits
 	switch {
 	case it.op.Mode.Resets():
-		return append(sent, newCommand("expire", key, 0)) // which deletes it, and is allowed where DEL may not be
+		return append(sent, newCommand("expire", key, 0)) // deletes it, and is allowed even without the permission for DEL
 	case spends(&it.op) && hits > 0:
 		return append(sent, newCommand("incrby", key, hits), newCommand("expire", key, r.expiry(&it.op, it.at)))
 	}
-	return append(sent, newCommand("get", key)) // a look, and the first step of refunding
+	return append(sent, newCommand("get", key)) // a check, and the first step of a refund
 }
 
-// mostCounted is the largest count to which any hits can be added. Beyond it some may have been lost, so that what is given
-// back could open the window: nothing is.
+// mostCounted is the largest count that cannot overflow by adding hits. A larger count may have lost hits, so a refund could open the
+// window, and nothing is refunded.
 const mostCounted = math.MaxInt64 - engine.MaxHits
 
-// more sets c.sent to the second step of refunding, if one is needed: no more is refunded than there was. A counter that
-// has expired since it was read is created by that, and would stay indefinitely without the EXPIRE.
+// more sets c.sent to the second step of a refund, if it is needed. It refunds at most the count. If the counter has expired since it was
+// read, this step creates a new one, which would never expire without the EXPIRE.
 func (r *referenceCodec) more(c *call) bool {
 	it := c.items[0]
 	if it.op.Mode != backend.Refund || c.unsent != nil || c.err != nil {
@@ -134,8 +133,7 @@ func (r *referenceCodec) more(c *call) bool {
 	return true
 }
 
-// again keeps the commands, and resets those that failed so that they are sent again: there is no script that
-// could be unknown.
+// again keeps the commands and resets the failed ones for resending. There are no scripts that the server might not know.
 func (r *referenceCodec) again(c *call) {
 	for _, s := range c.sent {
 		if s := s.(*command); s.Err() != nil {
@@ -151,7 +149,7 @@ func (r *referenceCodec) decode(c *call, node string) {
 	}
 }
 
-// decide fills in the decision of it, the item of c, or returns its error.
+// decide sets the decision of the item of c, or returns its error.
 func (r *referenceCodec) decide(c *call, it *item) error {
 	if c.unsent != nil {
 		return c.unsent
@@ -190,7 +188,7 @@ func (r *referenceCodec) decide(c *call, it *item) error {
 	case backend.Take, backend.Peek:
 		cost := max(op.Take.Cost, 1)
 		d.Admitted = min(op.Take.Count, d.Left/cost)
-		if op.Take.Cost == 0 && before <= limit { // admitted at the limit but not above it, as in the reference
+		if op.Take.Cost == 0 && before <= limit { // as in the reference, admitted at the limit but not above it
 			d.Admitted = op.Take.Count
 		} else if op.Take.Cost == 0 {
 			d.Admitted = 0

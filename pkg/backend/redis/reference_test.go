@@ -20,7 +20,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// reference runs a backend with the reference's keys, whose clock stands at now.
+// reference runs a backend with the reference's keys, whose clock stands still at now.
 func reference(t *testing.T, s *redistest.Server, now *atomic.Int64) *Backend {
 	t.Helper()
 	c := Config{URL: s.Addr(), KeyFormat: ReferenceKeys, KeyPrefix: "pre_", ExpirationJitter: 300 * time.Second, OpTimeout: slow}
@@ -32,14 +32,14 @@ func reference(t *testing.T, s *redistest.Server, now *atomic.Int64) *Backend {
 	return b
 }
 
-// TestReferenceGoesOn: a counter begun with the reference's commands continues with this package's, and the other way round.
+// TestReferenceGoesOn checks that this package continues a counter begun with the reference's commands, and vice versa.
 func TestReferenceGoesOn(t *testing.T) {
 	t.Parallel()
 	var now atomic.Int64
 	now.Store(1234_000_000)
 	s := redistest.Start(t)
 	b := reference(t, s, &now)
-	const key = "pre_mongo_cps_database_users_1200" // of the minute that holds second 1234
+	const key = "pre_mongo_cps_database_users_1200" // of the minute that contains second 1234
 	s.CLI("INCRBY", key, "3")
 	s.CLI("EXPIRE", key, "60")
 	op := []backend.Op{{
@@ -68,8 +68,8 @@ func TestReferenceGoesOn(t *testing.T) {
 	}
 }
 
-// TestReferenceCalendar: months of the calendar have the keys of USE_CALENDAR_MONTH_RATE_LIMIT=true, the start of the month in UTC,
-// and live until it ends.
+// TestReferenceCalendar checks that calendar months have the keys of USE_CALENDAR_MONTH_RATE_LIMIT=true, which contain the start of the
+// month in UTC, and live until the month ends.
 func TestReferenceCalendar(t *testing.T) {
 	t.Parallel()
 	var now atomic.Int64
@@ -100,8 +100,8 @@ func TestReferenceCalendar(t *testing.T) {
 	}
 }
 
-// TestReferenceEqualsEngine: decisions are those of pkg/engine for windows that count rejected hits, as all windows do
-// in this format.
+// TestReferenceEqualsEngine checks that decisions are those of pkg/engine for windows that count rejected hits, as all windows do in this
+// format.
 func TestReferenceEqualsEngine(t *testing.T) {
 	t.Parallel()
 	var now atomic.Int64
@@ -144,7 +144,7 @@ func TestReferenceEqualsEngine(t *testing.T) {
 			}
 			ignore := cmpopts.IgnoreFields(engine.Decision{}, "Window", "ResetAfter", "RetryAfter")
 			if op.Mode == backend.Take || op.Mode == backend.Peek {
-				ignore = cmpopts.EquateEmpty() // nothing
+				ignore = cmpopts.EquateEmpty() // ignores nothing
 			}
 			if diff := cmp.Diff(want, ops[0].Decision, ignore); diff != "" || ops[0].Err != nil {
 				t.Fatalf("mode %d, %+v of %+v: %v (-engine's +got):\n%s", op.Mode, op.Take, limit, ops[0].Err, diff)
@@ -153,8 +153,7 @@ func TestReferenceEqualsEngine(t *testing.T) {
 	}
 }
 
-// TestReferenceOverflow: a counter at its maximum rejects, without an error, and goes on to when some of what it has lost is
-// refunded.
+// TestReferenceOverflow checks that a counter at its maximum rejects without an error, even after all but one of the takes are refunded.
 func TestReferenceOverflow(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -180,7 +179,11 @@ func TestReferenceInvalid(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	b := reference(t, s, nil)
-	ops := []backend.Op{{Name: nameOf(1), Limits: lasting(5)}, {Limits: lasting(5)}, {Name: nameOf(1), Limits: lasting(5), Penalty: &engine.Penalty{For: 1, Max: 1}}}
+	ops := []backend.Op{
+		{Name: nameOf(1), Limits: lasting(5)},
+		{Limits: lasting(5)},
+		{Name: nameOf(1), Limits: lasting(5), Penalty: &engine.Penalty{For: 1, Max: 1}},
+	}
 	for _, limits := range everyAlgorithm() {
 		ops = append(ops, backend.Op{Name: nameOf(2), Limits: limits})
 	}
@@ -204,7 +207,7 @@ func TestReferenceInvalid(t *testing.T) {
 	}
 }
 
-// TestReferenceAgain: if an INCRBY was answered and its EXPIRE was not, only the EXPIRE is sent again.
+// TestReferenceAgain checks that only the EXPIRE is resent if its INCRBY was answered and it was not.
 func TestReferenceAgain(t *testing.T) {
 	t.Parallel()
 	r := newReferenceCodec(&Config{})
@@ -227,7 +230,7 @@ func TestReferenceAgain(t *testing.T) {
 	}
 }
 
-// TestReferenceGivenBackLate: a counter that is gone when hits are refunded, after it was read, does not stay.
+// TestReferenceGivenBackLate checks that a counter that expires during a refund, after it was read, is not left without an expiry.
 func TestReferenceGivenBackLate(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -239,7 +242,7 @@ func TestReferenceGivenBackLate(t *testing.T) {
 	codec.encode(&cs, []*item{{op: op}}, false)
 	send := func() {
 		pipe := s.Client().Pipeline()
-		_ = pipe.BatchProcess(t.Context(), cs.all[0].sent...) // only collects
+		_ = pipe.BatchProcess(t.Context(), cs.all[0].sent...) // only buffers
 		if _, err := pipe.Exec(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -255,9 +258,9 @@ func TestReferenceGivenBackLate(t *testing.T) {
 	}
 }
 
-// TestReferenceCut: of connections that are cut anywhere, also between an INCRBY and its EXPIRE, no key remains that
-// never expires, be it that others are opened in time, or at the very end; and none where it is Twemproxy whose
-// connections are cut, which answers for its server.
+// TestReferenceCut cuts connections anywhere, also between an INCRBY and its EXPIRE. No key without an expiry may remain, whether new
+// connections are opened in time or only at the very end, or if the connections are those of Twemproxy, which answers in place of its
+// server.
 func TestReferenceCut(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ stops, proxied bool }{{}, {stops: true}, {proxied: true}} {
@@ -307,7 +310,7 @@ func TestReferenceCut(t *testing.T) {
 	}
 }
 
-// TestReferenceLadder: many concurrent callers, merged into INCRBYs.
+// TestReferenceLadder makes takes from many concurrent callers, merged into INCRBYs.
 func TestReferenceLadder(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)

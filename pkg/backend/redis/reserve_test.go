@@ -15,7 +15,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// reservationOf returns the name of the i-th reservation, as random as those of requests.
+// reservationOf returns the i-th reservation ID, which looks random like those of requests.
 func reservationOf(i int) (id engine.ReservationID) {
 	r := rand.New(rand.NewPCG(uint64(i), 7)) //nolint:gosec // the same each time
 	binary.BigEndian.PutUint64(id[:8], r.Uint64())
@@ -23,7 +23,7 @@ func reservationOf(i int) (id engine.ReservationID) {
 	return id
 }
 
-// TestReservationsAreSmall: as many reservations as a counter may have take at most 200 bytes each.
+// TestReservationsAreSmall checks that the maximum number of reservations of a counter takes at most 200 bytes each.
 func TestReservationsAreSmall(t *testing.T) {
 	t.Parallel()
 	p := newPlain(t, redistest.Start(t), nil)
@@ -50,7 +50,7 @@ func TestReservationsAreSmall(t *testing.T) {
 		if ttl := p.client.PTTL(t.Context(), key).Val(); ttl <= 0 {
 			t.Errorf("%s is kept for %v", key, ttl)
 		}
-		bytes += p.client.MemoryUsage(t.Context(), key, 0).Val() // of all, not of a sample
+		bytes += p.client.MemoryUsage(t.Context(), key, 0).Val() // samples all elements
 	}
 	each := bytes / engine.MaxReservations
 	t.Logf("a reservation takes %d bytes", each)
@@ -59,8 +59,8 @@ func TestReservationsAreSmall(t *testing.T) {
 	}
 }
 
-// TestF27_SpoiledReservations: what stands where reservations should, and no script has written, is no error unless its
-// type is another one, and admits nothing extra.
+// TestF27_SpoiledReservations checks that invalid data in the keys of reservations are no error, unless the type is wrong, and admit no
+// additional hits.
 func TestF27_SpoiledReservations(t *testing.T) {
 	const begin = engine.Micros(1_800_000_000_000_000)
 	for _, a := range []string{"fixed_window", "sliding_window", "token_bucket"} {
@@ -102,15 +102,14 @@ func TestF27_SpoiledReservations(t *testing.T) {
 				}
 				now += engine.Micros(s.IntN(int(10 * second)))
 			}
-			if admitted > limit.Hits+limit.Hits/10 { // the bucket goes on filling
+			if admitted > limit.Hits+limit.Hits/10 { // the bucket continues to fill
 				t.Fatalf("%s: %d hits were admitted, want at most %d", a, admitted, limit.Hits)
 			}
 		}
 	}
 }
 
-// spoilReservations changes what is under the two keys of reservations, or replaces it, and reports whether one of them
-// then has another type than it should have.
+// spoilReservations modifies or replaces the two keys of reservations. It reports whether one of them then has the wrong type.
 func (s *spoiler) spoilReservations(t *testing.T, hash, set string) (wrongType bool) {
 	t.Helper()
 	ctx := t.Context()

@@ -1,28 +1,27 @@
 package redis
 
 import (
-	"crypto/sha1" //nolint:gosec // Redis names scripts by it
+	"crypto/sha1" //nolint:gosec // Redis identifies scripts by SHA-1
 	"embed"
 	"encoding/hex"
 	"strings"
 )
 
-// files holds the engine in Lua. There is a file for each part, and for each family of states; the script is all of them
-// concatenated.
+// files contains the engine in Lua, with one file per part and per family of states. The script is their concatenation.
 //
 //go:embed scripts/*.lua
 var files embed.FS
 
-// scriptFiles are the files of the script, in order.
+// scriptFiles lists the files of the general script in order.
 const scriptFiles = "head ask muldiv fixed bucket runs blocks slots limits reserve penalty batch"
 
-// aloneFile is that of the script for a common take of a window that has a call to itself.
+// aloneFile is the file of the script for a single common take of a window.
 const aloneFile = "alone"
 
-// script is a script as Redis gets it.
+// script is a script in the form sent to Redis.
 type script struct {
 	text string
-	sha  string // its SHA-1 in hex, by which EVALSHA calls it
+	sha  string // SHA-1 in hex, for EVALSHA
 }
 
 // newScript concatenates files of scripts/.
@@ -39,6 +38,6 @@ func newScript(names string) (*script, error) {
 }
 
 func scriptOf(text string) *script {
-	sum := sha1.Sum([]byte(text)) //nolint:gosec // Redis names scripts by it
+	sum := sha1.Sum([]byte(text)) //nolint:gosec // Redis identifies scripts by SHA-1
 	return &script{text: text, sha: hex.EncodeToString(sum[:])}
 }

@@ -21,16 +21,16 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// plain is the least that runs the script: a pipeline for each Apply. It has no deadlines and merges nothing, so that a
-// test of the script fails for its sake alone.
+// plain is the simplest backend that runs the script: a pipeline per Apply, without deadlines and merging. If its tests fail, the script
+// is wrong.
 type plain struct {
 	*scriptCodec
 
 	client *redis.Client
-	batch  int // at most so many operations in a batch, if it is not 0
+	batch  int // maximum number of operations in a batch; 0 means no maximum
 }
 
-// newPlain returns a backend on s whose keys begin with the test's name. Without a clock it has that of Redis.
+// newPlain returns a backend on s whose keys begin with the test's name. Without a clock, it uses that of Redis.
 func newPlain(tb testing.TB, s *redistest.Server, now func() engine.Micros) *plain {
 	tb.Helper()
 	codec, err := newScriptCodec(&Config{KeyPrefix: tb.Name() + ":", Now: now})
@@ -44,7 +44,7 @@ func newPlain(tb testing.TB, s *redistest.Server, now func() engine.Micros) *pla
 	return p
 }
 
-// Apply decides ops in one pipeline for each batch.
+// Apply decides ops with one pipeline per batch.
 func (p *plain) Apply(ctx context.Context, ops []backend.Op) {
 	size := p.batch
 	if size == 0 {
@@ -86,7 +86,7 @@ func (p *plain) apply(ctx context.Context, ops []backend.Op) {
 func (p *plain) send(ctx context.Context, calls []*call) {
 	pipe := p.client.Pipeline()
 	for _, c := range calls {
-		_ = pipe.Process(ctx, c.sent[0]) // only collects
+		_ = pipe.Process(ctx, c.sent[0]) // only buffers
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	for _, c := range calls {
@@ -94,7 +94,7 @@ func (p *plain) send(ctx context.Context, calls []*call) {
 	}
 }
 
-// Close leaves the client to the server that it came from.
+// Close does nothing: the server owns the client.
 func (p *plain) Close() error { return nil }
 
 // keysOf returns the keys of op.
@@ -118,7 +118,7 @@ func (p *plain) one(tb testing.TB, op backend.Op) engine.Decision {
 	return ops[0].Decision
 }
 
-// stored returns what Redis holds.
+// stored returns the names of all keys in Redis.
 func (p *plain) stored(tb testing.TB) []string {
 	tb.Helper()
 	keys, err := p.client.Keys(tb.Context(), "*").Result()
@@ -128,8 +128,8 @@ func (p *plain) stored(tb testing.TB) []string {
 	return keys
 }
 
-// TestScripts compares the scripts with the engine and its twin. With -rapid.checks=500 each algorithm is played 500
-// sequences of 100 calls. Whatever was played, every key expires, and no name is long.
+// TestScripts compares the scripts with the engine and its twin. With -rapid.checks=500, each algorithm gets 500 sequences of 100 calls.
+// Afterwards, every key has an expiry, and no name is long.
 func TestScripts(t *testing.T) {
 	s := redistest.Start(t)
 	backendtest.Run(t, backendtest.Harness{Takes: 2000, Open: func(tb testing.TB, now func() engine.Micros) backend.Backend {
@@ -160,7 +160,7 @@ func TestScripts(t *testing.T) {
 	}
 }
 
-// eachLimit has a limit for each way of counting.
+// eachLimit returns a limit for each algorithm and option.
 func eachLimit() map[string]engine.Limit {
 	return map[string]engine.Limit{
 		"fixed_window":       {Algorithm: engine.FixedWindow, Hits: 10, Window: minute, CountRefused: true},
@@ -175,7 +175,7 @@ func eachLimit() map[string]engine.Limit {
 	}
 }
 
-// TestStoresNothingForNothing: an op that spends nothing creates no key, neither alone nor in a list.
+// TestStoresNothingForNothing checks that an op that consumes nothing creates no key, neither alone nor in a list.
 func TestStoresNothingForNothing(t *testing.T) {
 	p := newPlain(t, redistest.Start(t), nil)
 	for name, l := range eachLimit() {
@@ -201,7 +201,7 @@ func TestStoresNothingForNothing(t *testing.T) {
 	}
 }
 
-// TestInitialIsStored: the first take of a bucket that starts with less than its burst writes it, even for a cost of 0.
+// TestInitialIsStored checks that the first take from a bucket that starts below its burst stores it, even with cost 0.
 func TestInitialIsStored(t *testing.T) {
 	p := newPlain(t, redistest.Start(t), nil)
 	l := engine.Limit{Algorithm: engine.TokenBucket, Hits: 1, Window: minute, Burst: 5, Initial: 2}
@@ -219,7 +219,7 @@ func TestInitialIsStored(t *testing.T) {
 	}
 }
 
-// TestSlotsAreOneRecord: what a take of slots costs does not depend on how many they are.
+// TestSlotsAreOneRecord checks that the cost of a take of slots does not depend on their number.
 func TestSlotsAreOneRecord(t *testing.T) {
 	p := newPlain(t, redistest.Start(t), nil)
 	limits := engine.Limits{{Algorithm: engine.Concurrency, Hits: 10_000, Window: minute}}
@@ -242,7 +242,7 @@ func TestSlotsAreOneRecord(t *testing.T) {
 	}
 }
 
-// TestExpiry: apart from the jitter, a state is kept for as long as it matters, and little longer.
+// TestExpiry checks that a state is kept as long as it matters and little longer, apart from the jitter.
 func TestExpiry(t *testing.T) {
 	s := redistest.Start(t)
 	for name, l := range eachLimit() {
@@ -271,9 +271,8 @@ func TestExpiry(t *testing.T) {
 	}
 }
 
-// TestShortWay plays takes that the fast path of a script decides, and between them those that it cannot decide: hits
-// that no longer fit the short form of a window's state, and windows and buckets from the future, with another rate, or
-// expired.
+// TestShortWay runs takes for the fast path of a script, mixed with others that it cannot decide: hits that do not fit the short form of
+// a window's state, and windows and buckets from the future, with another rate, or expired.
 func TestShortWay(t *testing.T) {
 	now := engine.Micros(1_800_000_000_000_000)
 	p := newPlain(t, redistest.Start(t), func() engine.Micros { return now })
@@ -295,7 +294,7 @@ func TestShortWay(t *testing.T) {
 				if a == engine.TokenBucket {
 					l.Initial = l.Burst
 				}
-				if l.Validate() != nil { // it would take more than a lifetime to fill
+				if l.Validate() != nil { // filling would take more than 100 years
 					l = engine.Limit{}
 					continue
 				}
@@ -312,14 +311,14 @@ func TestShortWay(t *testing.T) {
 				t.Fatalf("%+v at %d: (-engine's +got):\n%s", op, now, diff)
 			}
 			now += engine.Micros(pick(0, 0, 1, 100, uint64(window)-1, uint64(window)))
-			if random.IntN(20) == 0 && now < state.Expires() { // else a store was free to drop it
+			if random.IntN(20) == 0 && now < state.Expires() { // otherwise a store may have dropped it
 				now -= engine.Micros(pick(1, 100, uint64(window)))
 			}
 		}
 	}
 }
 
-// TestLargeStates plays on states with the maximum number of stamps and slots.
+// TestLargeStates tests states with the maximum number of stamps and slots.
 func TestLargeStates(t *testing.T) {
 	const most = 10_000
 	take := func(cost uint64, owner string) backend.Op {
@@ -331,7 +330,7 @@ func TestLargeStates(t *testing.T) {
 		return op
 	}
 	type step struct {
-		after engine.Micros // the last one
+		after engine.Micros // after the last one
 		op    backend.Op
 	}
 	slots := []step{
@@ -424,7 +423,7 @@ func TestMuldiv(t *testing.T) {
 	}
 }
 
-// edge draws a number of up to so many bits, often one beside a power of two.
+// edge draws a number of at most the given bits, often next to a power of two.
 func edge(bits int) uint64 {
 	n := rand.Uint64N(1 << rand.IntN(bits+1))
 	switch rand.IntN(4) {

@@ -15,36 +15,36 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// How often sentinels are asked for the master.
+// Intervals of queries for the master.
 const (
 	masterEach  = time.Second
 	masterAfter = 250 * time.Millisecond // while the master does not answer
 )
 
-// sentinels know where the master is. One of them may be behind the others, cut off or wrong: so all are asked, and what
-// they name is believed only once it says that it is a master.
+// sentinels finds the master. A sentinel may be behind the others, partitioned or wrong. So all are queried, and a server is used only if
+// it confirms that it is a master.
 type sentinels struct {
 	pool   *pool
-	dialer *remote.Dialer // for all at once: those that do not answer must not keep the others from being asked
+	dialer *remote.Dialer // shared: unresponsive sentinels must not block queries to others
 
 	mu   sync.Mutex
-	used string // the master that was connected to last
+	used string // last master that was connected to
 }
 
 func newSentinels(p *pool) *sentinels {
 	return &sentinels{pool: p, dialer: newDialer(p.config, p.target, make(chan struct{}, len(p.target.addrs)))}
 }
 
-// opinion is what a sentinel says.
+// opinion is the answer of a sentinel.
 type opinion struct {
 	master string
-	epoch  int64 // of the last failover that it knows of: a larger number is newer knowledge
+	epoch  int64 // of the last known failover; larger is newer
 	err    *remote.Error
 }
 
-// masters asks all sentinels at once, and returns the addresses that may be the master's, the likeliest first: what those sentinels say that know of the
-// newest failover. If they disagree, what most of them say comes first. Older knowledge is not used, even if the new
-// master is down: the old one may go on to count for those who are cut off with it.
+// masters queries all sentinels concurrently, and returns the possible addresses of the master, likeliest first: the answers of the
+// sentinels with the newest failover, the most frequent first. Older answers are never used, even if the new master is down, because the
+// old master may still count for clients that are partitioned with it.
 func (s *sentinels) masters(ctx context.Context) ([]string, error) {
 	all := make([]opinion, len(s.pool.target.addrs))
 	var wg sync.WaitGroup
@@ -71,7 +71,7 @@ func (s *sentinels) masters(ctx context.Context) ([]string, error) {
 	return masters, nil
 }
 
-// found notes that the server at addr is connected to, and is the master as far as is known.
+// found records that the server at addr, presumably the master, is connected.
 func (s *sentinels) found(addr string) {
 	s.mu.Lock()
 	before := s.used
@@ -82,14 +82,14 @@ func (s *sentinels) found(addr string) {
 	}
 }
 
-// passed reports whether another server than the one in use is the master.
+// passed reports whether another server than the current one is the master.
 func (s *sentinels) passed(masters []string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.used != "" && !slices.Contains(masters, s.used)
 }
 
-// watch has the connections of n renewed when the sentinels name a new master, since the old one may still answer.
+// watch renews the connections of n when the sentinels name a new master, because the old one may still answer.
 func (s *sentinels) watch(ctx context.Context, n *node) {
 	ticker := time.NewTicker(masterAfter)
 	defer ticker.Stop()
@@ -104,7 +104,7 @@ func (s *sentinels) watch(ctx context.Context, n *node) {
 		}
 		asked = time.Now()
 		masters, err := s.masters(ctx)
-		if err == nil && s.passed(masters) { // writers that want to connect report an error
+		if err == nil && s.passed(masters) { // writers that connect report errors
 			n.renewed.Add(1)
 			n.tick()
 			n.reconnect()
@@ -112,7 +112,7 @@ func (s *sentinels) watch(ctx context.Context, n *node) {
 	}
 }
 
-// ask asks one sentinel.
+// ask queries one sentinel.
 func (s *sentinels) ask(ctx context.Context, addr string) (o opinion) {
 	p := s.pool
 	ctx, cancel := context.WithTimeout(ctx, p.config.DialTimeout)
@@ -136,7 +136,7 @@ func (s *sentinels) ask(ctx context.Context, addr string) (o opinion) {
 		o.master = net.JoinHostPort(found[0], found[1])
 		var more map[string]string
 		more, err = c.Master(ctx, p.target.master).Result()
-		o.epoch, _ = strconv.ParseInt(more["config-epoch"], 10, 64) // 0 where it may not be asked
+		o.epoch, _ = strconv.ParseInt(more["config-epoch"], 10, 64) // 0 without permission
 		if errorReply(err) {
 			err = nil
 		}
@@ -150,7 +150,7 @@ func (s *sentinels) ask(ctx context.Context, addr string) (o opinion) {
 			"(for limits per second REDIS_PERSECOND_SENTINEL_AUTH, _URL and _AUTH)"
 	}
 	e.Text = "asking the sentinel: " + e.Text
-	e.Code = "" // which would be the master's
+	e.Code = "" // it would look like the master's
 	o.err = &e
 	return o
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/redistest"
 )
 
-// TestSentinelPasswords: a password in an address of a sentinel is the sentinels', as in envoyproxy/ratelimit; what is invalid
-// says by whom, and which setting it is about.
+// TestSentinelPasswords checks that a password in the address of a sentinel is the sentinels', as in envoyproxy/ratelimit, and that
+// errors name the server and the setting.
 func TestSentinelPasswords(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t, "requirepass mp")
@@ -17,7 +17,7 @@ func TestSentinelPasswords(t *testing.T) {
 	open := redistest.Sentinels(t, master, "mine", 1, "sentinel auth-pass mine mp")[0].Addr()
 	for _, c := range []struct {
 		url, auth, guards string
-		want              []string // parts of the error; none if there is none
+		want              []string // parts of the error; empty for success
 	}{
 		{"mine,redis://:spw@" + locked, "mp", "", nil},
 		{"mine," + locked, "mp", "spw", nil},
@@ -28,14 +28,11 @@ func TestSentinelPasswords(t *testing.T) {
 		{"mine,redis://:other@" + locked, "mp", "", []string{locked, "asking the sentinel: WRONGPASS", "REDIS_SENTINEL_AUTH"}},
 		{"mine,redis://:mp@" + open, "", "", []string{master.Addr(), "NOAUTH", "REDIS_AUTH", "not this master's"}},
 		{"mine,redis://:spw@" + locked, "", "", []string{master.Addr(), "NOAUTH", "REDIS_AUTH", "not this master's"}},
-		{"mine," + open, "mp", "spw", nil}, // HELLO takes any password where none is set
+		{"mine," + open, "mp", "spw", nil}, // without a password, HELLO accepts any
 		{"other," + open, "mp", "", []string{open, "asking the sentinel: it knows no master with this name"}},
 	} {
-		b, err := New(Config{Type: Sentinel, URL: c.url, Auth: c.auth, SentinelAuth: c.guards, DialTimeout: slow})
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = reached(t, b)
+		b := opened(t, Config{Type: Sentinel, URL: c.url, Auth: c.auth, SentinelAuth: c.guards, DialTimeout: slow})
+		err := reached(t, b)
 		if c.want == nil && err != nil || c.want != nil && err == nil {
 			t.Errorf("%s: %v", c.url, err)
 		}
@@ -50,11 +47,11 @@ func TestSentinelPasswords(t *testing.T) {
 	}
 }
 
-// TestSentinelsDisagree: one that is behind, that hangs, or that names a server which is dead or a replica, does not keep
-// counters from the master that the others know, though it is asked first.
+// TestSentinelsDisagree checks that a sentinel that is behind, hangs, or names a dead server or a replica does not hide the master that
+// the others know, even if it is queried first.
 func TestSentinelsDisagree(t *testing.T) {
 	t.Parallel()
-	lone := func(s *redistest.Server) *redistest.Server { // others do not hear of it
+	lone := func(s *redistest.Server) *redistest.Server { // unknown to the others
 		return redistest.Sentinels(t, s, redistest.MasterName, 1)[0]
 	}
 	t.Run("behind", func(t *testing.T) {

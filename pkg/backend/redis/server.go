@@ -2,7 +2,7 @@ package redis
 
 import (
 	"context"
-	_ "embed" // for a script
+	_ "embed" // embeds a script
 	"fmt"
 	"strconv"
 	"strings"
@@ -10,7 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// server is the process at the other end of a connection; empty if it may not be asked.
+// server describes the process behind a connection. Fields are empty without the permission to query them.
 type server struct {
 	run     string // its run_id
 	name    string // Redis or Valkey
@@ -19,7 +19,7 @@ type server struct {
 	policy  string // maxmemory-policy
 }
 
-// parseInfo reads the server's identity from a reply to INFO.
+// parseInfo parses the server's identity in a reply to INFO.
 func parseInfo(text string) server {
 	s := server{
 		run: infoField(text, "run_id"), name: "Redis", version: infoField(text, "redis_version"), role: infoField(text, "role"),
@@ -55,23 +55,23 @@ func (s *server) old() error {
 	return nil
 }
 
-// whoami is the script that finds out which process runs scripts.
+// whoami is a script that returns the run ID of the process that executes it.
 //
 //go:embed whoami.lua
 var whoami string
 
-// tries is how many keys are tried: of several servers behind a proxy all but one would have to be without luck.
+// tries is the number of tested keys. With several servers behind a proxy, it is very unlikely that one of them gets all keys.
 const tries = 16
 
-// alone reports whether there is one server at the other end of a connection: one that runs the scripts for all keys, says that it stands
-// alone, and is the one that has said what it is. prefix is that of keys.
+// alone reports whether there is a single server behind a connection: the process that answered INFO runs the scripts for all keys and is
+// not part of a cluster. prefix is the prefix of keys.
 func alone(ctx context.Context, l *link, prefix string) (bool, error) {
 	if l.server.run == "" {
 		return false, nil
 	}
 	cmds := make([]redis.Cmder, tries)
 	for i := range cmds {
-		cmds[i] = newCommand("eval", whoami, "1", prefix+"rl:{"+strconv.Itoa(i)+"}") //nolint:contextcheck // go-redis keeps the context, and does not look at it
+		cmds[i] = newCommand("eval", whoami, "1", prefix+"rl:{"+strconv.Itoa(i)+"}") //nolint:contextcheck // go-redis stores the context, but does not use it
 	}
 	if err := l.exec(ctx, cmds); err != nil {
 		return false, err

@@ -36,7 +36,7 @@ func (s *SideChannel) Close() {
 	}
 }
 
-// Call calls the script with the keys that have these suffixes, and returns its reply, a list of nil, int64, string, error and lists. A
+// Call calls the script with the keys with these suffixes, and returns its reply as a list of nil, int64, string, error and lists. A
 // reply that is not a list becomes a list of one. Call repeats a call only if the first one changed nothing.
 func (s *SideChannel) Call(ctx context.Context, suffixes []string, args ...any) ([]any, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*s.pool.opTimeout())
@@ -58,10 +58,10 @@ func (s *SideChannel) Call(ctx context.Context, suffixes []string, args ...any) 
 	}
 }
 
-// elsewhere reports whether e means that nothing was changed, and that another connection may succeed.
+// elsewhere reports whether e guarantees that nothing changed, and another connection may succeed.
 func (s *SideChannel) elsewhere(ctx context.Context, e *remote.Error) bool {
 	switch e.Code {
-	case "NOAUTH": // nothing but the connection is wrong
+	case "NOAUTH": // only the connection is invalid
 		return true
 	case "READONLY", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN":
 		if c := s.pool.cluster; c != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// TestManySlots plays takes, looks and releases of many holders, with settings that alternate and a clock that jumps, and
-// compares the answers with the engine's.
+// TestManySlots makes takes, checks and releases of many holders, with alternating settings and a clock that jumps, and compares the
+// decisions with the engine's.
 func TestManySlots(t *testing.T) {
 	const most = 2_000
 	s := redistest.Start(t)
@@ -44,7 +44,7 @@ func TestManySlots(t *testing.T) {
 						op.Take.Owner = fmt.Sprint(random.IntN(max(owners, -owners)))
 					}
 					switch n := random.IntN(10); {
-					case n < 2 || i%500 > 420 && n < 8: // at times more are released than taken
+					case n < 2 || i%500 > 420 && n < 8: // at times, more are released than taken
 						op.Mode = backend.Refund
 						want[j] = op.Limits.Refund([]*engine.State{&state}, now, op.Take)
 					case n == 9:
@@ -79,9 +79,9 @@ func TestManySlots(t *testing.T) {
 	}
 }
 
-// TestF28_SlotsCostLittle: 10,000 slots of one holder cost Redis what 10 cost, and with 10,000 records, each of a holder or of
-// no one, a call costs it at most ten times what it costs with none, and takes at most 200 bytes for each. In truth it is 1, 2
-// to 6, and 155 or, of no one, 37.
+// TestF28_SlotsCostLittle checks that 10,000 slots of one holder cost Redis as much as 10. With 10,000 records, each with a holder or
+// ownerless, a call must cost at most ten times as much as with none, and a record must take at most 200 bytes. The measured values are
+// 1, 2 to 6, and 155 or, for ownerless ones, 37.
 func TestF28_SlotsCostLittle(t *testing.T) {
 	const most, calls = 10_000, 100
 	s := redistest.Start(t)
@@ -108,7 +108,7 @@ func TestF28_SlotsCostLittle(t *testing.T) {
 	cost := func(mode backend.Mode, cost uint64) backend.Op {
 		return backend.Op{Mode: mode, Take: engine.Take{Cost: cost}}
 	}
-	// least returns the processor time of the cheapest of a few runs of that many calls.
+	// least returns the processor time of the cheapest of several runs of the calls.
 	least := func(before func(), calls func(run int)) time.Duration {
 		t.Helper()
 		fastest := time.Duration(1 << 62)
@@ -139,7 +139,7 @@ func TestF28_SlotsCostLittle(t *testing.T) {
 	for _, owner := range []func(int) string{holder, nobody} {
 		flush()
 		empty := p.info(t, "memory", "used_memory")
-		for i := range most { // one after the other, because those of no one that are taken at once are one record
+		for i := range most { // one by one, because ownerless slots taken together are one record
 			play(cost(backend.Take, 1), func(int) string { return owner(i) }, 1, 1)
 		}
 		used := p.info(t, "memory", "used_memory") - empty
@@ -181,7 +181,7 @@ func TestF28_SlotsCostLittle(t *testing.T) {
 	}
 }
 
-// info returns a number that Redis says of itself.
+// info returns a number from INFO.
 func (p *plain) info(t *testing.T, section, name string) (n int64) {
 	t.Helper()
 	if _, err := fmt.Sscan(infoField(p.client.Info(t.Context(), section).Val(), name), &n); err != nil {

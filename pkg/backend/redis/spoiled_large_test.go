@@ -13,12 +13,12 @@ import (
 //go:embed testdata/manyruns.lua
 var manyRuns string
 
-// TestF27_LargeStates: states of many more elements than any counter has keep no script busy for long, whatever it is
-// asked, alone, in a list and behind a penalty. TestF28_SlotsCostLittle has those of slots.
+// TestF27_LargeStates checks that states with many more elements than any counter has keep no script busy for long, in any mode, alone,
+// in a list and behind a penalty. TestF28_SlotsCostLittle covers slots.
 func TestF27_LargeStates(t *testing.T) {
 	const now = engine.Micros(1_800_000_000_000_000)
 	const n = 31_000                // elements
-	const longest = 2 * time.Second // most of it for a process that stands still
+	const longest = 2 * time.Second // mostly for a stall of the process
 	server := redistest.Start(t)
 	p := newPlain(t, server, func() engine.Micros { return now })
 	if err := p.client.ConfigSet(t.Context(), "slowlog-log-slower-than", "0").Err(); err != nil {
@@ -29,7 +29,7 @@ func TestF27_LargeStates(t *testing.T) {
 		if l.Algorithm.Family() != engine.FamilyRuns {
 			continue
 		}
-		size, ticks := 32, 10/6e7 // bytes of a run, ticks per µs
+		size, ticks := 32, 10/6e7 // bytes per run, ticks per µs
 		if l.Algorithm == engine.SlidingLog {
 			size, ticks = 40, 1
 		}
@@ -57,7 +57,7 @@ func TestF27_LargeStates(t *testing.T) {
 	}
 }
 
-// slowest plays all that op may ask for, in that mode first, and returns the time of the slowest call, as Redis has it.
+// slowest runs op in all modes, beginning with first, and returns the time of the slowest call, according to Redis.
 func (p *plain) slowest(t *testing.T, op backend.Op, first backend.Mode) (took time.Duration) {
 	t.Helper()
 	if err := p.client.Do(t.Context(), "SLOWLOG", "RESET").Err(); err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// spoiler writes what no script would under the keys of counters.
+// spoiler writes values to the keys of counters that no script writes.
 type spoiler struct {
 	*rand.Rand
 
@@ -63,7 +63,7 @@ func (s *spoiler) text() string {
 	return s.packed()
 }
 
-// fits returns a field of a hash that is as long as one that a script writes, or nearly.
+// fits returns a field of a hash with the length of a valid one, or nearly.
 func (s *spoiler) fits(name string) string {
 	b := make([]byte, []int{34, 68, 34 * s.IntN(5), s.IntN(99)}[s.IntN(4)])
 	if name == "" {
@@ -80,7 +80,7 @@ func (s *spoiler) fits(name string) string {
 	return string(b)
 }
 
-// write puts something of any type under a key and returns the type.
+// write sets a key to a value of any type, and returns the type.
 func (s *spoiler) write(tb testing.TB, key string) string {
 	tb.Helper()
 	ctx := tb.Context()
@@ -111,7 +111,7 @@ func (s *spoiler) write(tb testing.TB, key string) string {
 	return kind
 }
 
-// spoil changes a number of what a script has written under a key, if it is there.
+// spoil changes a number in the value that a script has written, if any.
 func (s *spoiler) spoil(tb testing.TB, key string) {
 	tb.Helper()
 	ctx := tb.Context()
@@ -149,8 +149,8 @@ func (s *spoiler) spoil(tb testing.TB, key string) {
 	}
 }
 
-// TestF27_SpoiledStates: what is found under the key of a counter, and no script has written, counts as absent, or as a
-// state that rejects more. It is no error, unless its type is another one, and admits nothing extra.
+// TestF27_SpoiledStates checks that an invalid value in the key of a counter counts as absent, or as a state that rejects more. It is no
+// error, unless its type is wrong, and admits no additional hits.
 func TestF27_SpoiledStates(t *testing.T) {
 	const begin = engine.Micros(1_800_000_000_000_000)
 	now := begin
@@ -188,7 +188,7 @@ func TestF27_SpoiledStates(t *testing.T) {
 				op := backend.Op{Key: keyOf(i), Limits: c.limits, Penalty: c.penalty}
 				used := p.keysOf(&op)
 				right := true
-				if s.IntN(2) == 0 { // what was written is changed
+				if s.IntN(2) == 0 { // modify the existing value
 					for range 1 + s.IntN(4) {
 						op.Take = engine.Take{Cost: 1 + s.Uint64N(2), Count: 1, Owner: []string{"", "ann"}[s.IntN(2)]}
 						p.one(t, op)
@@ -209,8 +209,7 @@ func TestF27_SpoiledStates(t *testing.T) {
 	}
 }
 
-// play plays operations on a spoiled counter, at one time, and compares what is admitted with the most that a counter
-// that no one has spoiled would admit.
+// play runs operations on a spoiled counter at one time, and compares the admitted hits with the maximum of an intact counter.
 func (s *spoiler) play(t *testing.T, p *plain, op *backend.Op, right bool) {
 	t.Helper()
 	ops := make([]backend.Op, 25)

@@ -8,9 +8,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// nodeClient makes the cluster client's client of a node. A node whose host no one knows is at the host that was asked:
-// Redis leaves it out if it is told to (cluster-preferred-endpoint-type unknown-endpoint), and of a node that has not met
-// another one, in CLUSTER SLOTS as in MOVED and ASK.
+// nodeClient creates the cluster client's client of a node. A node without a known host is at the host that was queried. Redis omits the
+// host if configured to (cluster-preferred-endpoint-type unknown-endpoint), and for a node that has never met another one, in CLUSTER
+// SLOTS as well as in MOVED and ASK.
 func (c *cluster) nodeClient(o *redis.Options) *redis.Client {
 	if asked := c.asked.Load(); asked != nil {
 		if host, port, err := net.SplitHostPort(o.Addr); err == nil {
@@ -30,7 +30,7 @@ func hostOr(host, asked string) string {
 	return host
 }
 
-// slotsHook reads the reply to CLUSTER SLOTS, of which go-redis takes no host that is null.
+// slotsHook parses the reply to CLUSTER SLOTS, because go-redis does not support null hosts.
 type slotsHook struct {
 	cluster *cluster
 	addr    string
@@ -62,7 +62,7 @@ func (h slotsHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// slotsOf reads the reply to CLUSTER SLOTS of the node at the host that was asked.
+// slotsOf parses the reply to CLUSTER SLOTS of the node at the host asked.
 func slotsOf(reply any, asked string) (all []redis.ClusterSlot) {
 	ranges, _ := reply.([]any)
 	for _, r := range ranges {

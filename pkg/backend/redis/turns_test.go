@@ -16,14 +16,11 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// TestWaits: what waits for a node makes new operations wait, once it is known how long one takes.
+// TestWaits checks that queued operations increase the expected wait of new ones, once the time per operation is known.
 func TestWaits(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	b, err := New(Config{URL: s.Addr(), OpTimeout: slow, DialTimeout: slow})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := opened(t, Config{URL: s.Addr(), OpTimeout: slow, DialTimeout: slow})
 	var wg sync.WaitGroup
 	crowd := func() {
 		for i := range 1000 {
@@ -47,8 +44,8 @@ func TestWaits(t *testing.T) {
 	}
 }
 
-// TestEvenBatches: while one writer waits for an answer the other one sends once as much waits as is on its way, or once
-// the answer is late.
+// TestEvenBatches checks that while one writer waits for an answer, the other one sends as soon as the queue is as long as the operations
+// in progress, or the answer is late.
 func TestEvenBatches(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -94,13 +91,13 @@ func TestEvenBatches(t *testing.T) {
 	}
 }
 
-// TestQueueTakesTurns: flows take turns, and what exceeds a quantum of a call does not hold up other calls.
+// TestQueueTakesTurns checks that flows take turns, and that the operations of a call beyond a quantum do not delay other calls.
 func TestQueueTakesTurns(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name  string
-		calls []string // a letter for the flow, and how many operations
-		want  string   // the order of the batch: calls, and how many of each come in a row
+		calls []string // a letter for the flow, and the number of operations
+		want  string   // order in the batch: calls, and the number of operations of each in a row
 	}{
 		{"in order", []string{"a4", "a3"}, "0×4 1×3"},
 		{"a large call waits for small ones", []string{"a40", "a8", "a8"}, "0×16 0×16 1×8 2×8 0×8"},
@@ -130,7 +127,7 @@ func TestQueueTakesTurns(t *testing.T) {
 	}
 }
 
-// TestQueueCuts: a batch that is full leaves the rest in turn, and what is withdrawn is not sent.
+// TestQueueCuts checks that a full batch leaves the rest in order, and that withdrawn operations are not sent.
 func TestQueueCuts(t *testing.T) {
 	t.Parallel()
 	q, owners := queueOf([]string{"a20", "b20", "a4"})
@@ -149,7 +146,7 @@ func TestQueueCuts(t *testing.T) {
 	}
 }
 
-// TestQueueAhead: what is ahead of a new call is never less than what is sent before its last operation.
+// TestQueueAhead checks that the estimate for a new call is at least the number of operations sent before its last one.
 func TestQueueAhead(t *testing.T) {
 	t.Parallel()
 	for _, calls := range [][]string{
@@ -177,7 +174,7 @@ func TestQueueAhead(t *testing.T) {
 	}
 }
 
-// queueOf returns a queue with calls such as a16, flow a's with 16 operations, and whose call each item is.
+// queueOf returns a queue with calls such as a16, 16 operations of flow a, and the index of each item's call.
 func queueOf(calls []string) (*queue, map[*item]int) {
 	q, owners := new(queue), map[*item]int{}
 	for i, c := range calls {

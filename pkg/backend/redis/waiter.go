@@ -13,51 +13,51 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// item is one operation in progress. It holds copies of all it needs, because its caller may give up, and reuse what it
-// passed, while a writer is still working on it.
+// item is an operation in progress. It contains copies of its inputs, because the caller may give up and reuse them while a writer still
+// uses the item.
 type item struct {
 	waiter     *waiter
 	node       *node
-	list       *list // of the node's queue, while it is in there; guarded by node.mu
+	list       *list // list of the node's queue that contains it; guarded by node.mu
 	prev, next *item // in list
-	follow     *item // the next operation of the same call on the same key, which goes into the same batch
-	follows    bool  // it is such an operation
+	follow     *item // next operation of the same call on the same key, which goes into the same batch
+	follows    bool  // it follows another operation
 	dropped    bool  // withdrawn by its caller before it was sent
 
-	op      backend.Op // Decision and Err are the answer, once done is set
-	count   uint64     // of op.Take, without that of items merged into it
+	op      backend.Op // Decision and Err are the result once done is set
+	count   uint64     // of op.Take, excluding merged items
 	one     [1]engine.Limit
 	penalty engine.Penalty
 	done    atomic.Bool
 
-	merged *item // the next item that was merged into the same command
-	head         // of the first one alone
+	merged *item // next item merged into the same command
+	head         // set only in the first item of a command
 }
 
-// head is what a writer keeps in the first item of a command.
+// head is the state of a command in its first item.
 type head struct {
-	last  *item         // of those that were merged
-	items int           // how many those are
-	after *item         // the head before it on the same key, in the same batch
-	err   *remote.Error // why there is no decision
+	last  *item         // last merged item
+	items int           // number of items, including the first
+	after *item         // previous head on the same key in the batch
+	err   *remote.Error // reason why there is no decision
 
 	kind  kind          // with scripts
-	group int           // with scripts: the number of its group, from 1
-	hits  uint64        // with the reference's keys: hits to spend or to refund
-	at    engine.Micros // with the reference's keys: the time that determines the window
+	group int           // with scripts: number of its group, from 1
+	hits  uint64        // with the reference's keys: hits to consume or refund
+	at    engine.Micros // with the reference's keys: time that determines the window
 }
 
-// waiter is a call of Apply. It is reused once its caller and all of its items are done with it.
+// waiter is a call of Apply. It is reused when its caller and all of its items have released it.
 type waiter struct {
 	items   []item
-	at      []int         // the index in ops of each item
-	users   atomic.Int32  // the caller, and each item not answered yet
-	pending atomic.Int32  // items that are not answered yet
-	done    chan struct{} // receives once all items are answered, and when there may be nothing to wait for any more
-	left    atomic.Bool   // the caller has given up because its time was over
+	at      []int         // by item: index of its op
+	users   atomic.Int32  // the caller, plus the items without an answer
+	pending atomic.Int32  // items without an answer
+	done    chan struct{} // receives when all items are answered, and when waiting may have become useless
+	left    atomic.Bool   // the caller has given up after its time
 	budget  time.Duration
-	leaves  time.Time // when the caller gives up: at the end of its budget or, for a probe, after half of it
-	alarm   *alarm    // wakes it then
+	leaves  time.Time // time when the caller gives up: at the end of its budget or, for a probe, after half of it
+	alarm   *alarm    // wakes up the caller then
 }
 
 // waiters holds waiters for reuse.
@@ -77,7 +77,7 @@ func (ws *waiters) get(n int) *waiter {
 	return w
 }
 
-// add copies op to an item of w, which has room for it.
+// add copies op to an item of w, which must have room for it.
 func (w *waiter) add(index int, op *backend.Op, n *node) *item {
 	w.items = w.items[:len(w.items)+1]
 	w.at = append(w.at, index)
@@ -107,7 +107,7 @@ func (w *waiter) add(index int, op *backend.Op, n *node) *item {
 	return it
 }
 
-// queue queues the items of w. Items on the same key are chained to the first of them.
+// queue queues the items of w. Items on the same key are chained to the first one.
 func (w *waiter) queue() {
 	n := int32(len(w.items))
 	w.pending.Store(n)
@@ -152,7 +152,7 @@ func (w *waiter) push(i int) {
 	}
 }
 
-// await waits until all items are answered or the time is over, and then withdraws what has not been sent yet.
+// await waits until all items are answered or the time is over. Then it withdraws unsent items.
 func (w *waiter) await(ctx context.Context, now time.Time) {
 	if w.wait(ctx, now) {
 		return
@@ -169,11 +169,11 @@ func (w *waiter) await(ctx context.Context, now time.Time) {
 	}
 }
 
-// cancelPoll is how often a caller looks whether it has been cancelled. Hardly any is, and to wait for that too, in a select, would cost
-// every call.
+// cancelPoll is the interval at which a caller checks for cancellation. Cancellations are rare, and waiting for them in a select would
+// slow down every call.
 const cancelPoll = 50 * time.Millisecond
 
-// wait waits until all items are answered, the time is over, the caller has been cancelled for some time, or there is nothing to wait for.
+// wait waits until all items are answered, the time is over, the caller has been cancelled for some time, or waiting is useless.
 func (w *waiter) wait(ctx context.Context, now time.Time) (answered bool) {
 	defer w.alarm.off()
 	for {
@@ -201,15 +201,15 @@ func (w *waiter) wait(ctx context.Context, now time.Time) (answered bool) {
 	}
 }
 
-// wake has the caller look whether there is still something to wait for.
+// wake makes the caller check whether waiting is still useful.
 func (w *waiter) wake() {
 	select {
 	case w.done <- struct{}{}:
-	default: // it is about to look
+	default: // it is about to check
 	}
 }
 
-// tooLate reports whether all nodes that have not answered are silent, and something else decides in their place.
+// tooLate reports whether all nodes without an answer are silent, and all of their ops have a fallback.
 func (w *waiter) tooLate() bool {
 	for i := range w.items {
 		if it := &w.items[i]; !it.done.Load() && (it.op.Wait == backend.WaitFull || !it.node.breaker.Silent()) {
@@ -219,7 +219,7 @@ func (w *waiter) tooLate() bool {
 	return true
 }
 
-// answer tells the caller that the item is answered. The item must not be used afterwards.
+// answer completes the item. The caller of answer must not use it afterwards.
 func (it *item) answer() {
 	w := it.waiter
 	it.done.Store(true)
@@ -229,13 +229,13 @@ func (it *item) answer() {
 	w.release(1)
 }
 
-// fail answers it with an error.
+// fail completes the item with an error.
 func (it *item) fail(e *remote.Error) {
 	it.op.Decision, it.op.Err = engine.Decision{}, e
 	it.answer()
 }
 
-// failAll answers it and those that follow it with an error.
+// failAll completes the item and those that follow it with an error.
 func (it *item) failAll(e *remote.Error) {
 	for it != nil {
 		next := it.follow
@@ -244,7 +244,7 @@ func (it *item) failAll(e *remote.Error) {
 	}
 }
 
-// release gives up n uses of w. The last one returns it for reuse.
+// release releases n uses of w. The last one returns w to the pool.
 func (w *waiter) release(n int32) {
 	if w.users.Add(-n) > 0 {
 		return
@@ -256,8 +256,8 @@ func (w *waiter) release(n int32) {
 	w.items[0].node.pool.waiters.pool.Put(w)
 }
 
-// sameTake reports whether two takes or looks on one key may become one command. Those of lists may not: which limit is
-// the strictest, and so what is reported, may change with each take.
+// sameTake reports whether two takes or checks on one key may be merged. Those of lists may not, because the strictest limit, which the
+// decision describes, may change with each take.
 func sameTake(a, b *backend.Op) bool {
 	if a.Mode != b.Mode || a.Take.Cost != b.Take.Cost || a.Penalty != nil || b.Penalty != nil || a.Reserve != nil || b.Reserve != nil ||
 		a.Take.Owner != "" || b.Take.Owner != "" || a.Take.Extra != 0 || b.Take.Extra != 0 || len(a.Limits) != 1 || len(b.Limits) != 1 {
@@ -265,7 +265,7 @@ func sameTake(a, b *backend.Op) bool {
 	}
 	switch a.Mode {
 	case backend.Take:
-		if a.Take.Cost == 0 && a.Take.Count != b.Take.Count { // a look
+		if a.Take.Cost == 0 && a.Take.Count != b.Take.Count { // a check
 			return false
 		}
 	case backend.Peek:
@@ -281,8 +281,7 @@ func sameTake(a, b *backend.Op) bool {
 // spends reports whether op is a take with a cost.
 func spends(op *backend.Op) bool { return op.Mode == backend.Take && op.Take.Cost > 0 }
 
-// split answers the operations that were merged into one take, in order of arrival: the first ones get what was
-// admitted.
+// split completes the operations merged into one take, in order of arrival: the first ones get the admitted hits.
 func split(first *item) {
 	d, cost := first.op.Decision, min(first.op.Take.Cost, engine.MaxHits)
 	countsRejected := first.op.Limits[0].CountRefused && !first.op.Limits[0].Listed

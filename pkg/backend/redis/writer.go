@@ -14,35 +14,35 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// writer sends batches over one connection. Whenever it is free it sends everything in the queue: an idle server adds
-// no delay, and a busy one shares system calls.
+// writer sends batches over one connection. Whenever it is free, it sends the whole queue. So an idle server adds no delay, and a busy
+// one shares system calls.
 type writer struct {
 	node    *node
-	rank    int32     // its number among those of the node
-	cond    sync.Cond // where it waits, with the mutex of the node
-	idle    bool      // it waits, and has not been woken to send something; guarded by that mutex
+	rank    int32     // number among the node's writers
+	cond    sync.Cond // for waiting, with the mutex of the node
+	idle    bool      // waits, and has not been woken up to send; guarded by that mutex
 	link    *link
-	renewed int64 // of node, when link was opened
+	renewed int64 // value of node.renewed when link was opened
 	backoff remote.Backoff
-	heard   time.Time // when the last batch or ping ended
-	sentAt  time.Time // when the last batch was cut
-	watches bool      // this is the one of the node's writers that looks for evictions
-	looked  time.Time // when it last did
-	evicted int64     // the count it saw then
+	heard   time.Time // time of the last answer to a batch or ping
+	sentAt  time.Time // time when the last batch was cut
+	watches bool      // the one writer of the node that checks for evictions
+	looked  time.Time // time of its last check
+	evicted int64     // count at that check
 
-	unsure bool      // a reply said that the user may not do something, or that the server does not
-	tried  time.Time // when it was last tried whether it does
+	unsure bool      // a reply suggested a missing permission or command; try must test
+	tried  time.Time // time of the last test
 
-	mu     sync.Mutex // held while flight changes, and while callers that wait for it are woken
-	flight []*item    // items, from when they have left the queue until they are answered
+	mu     sync.Mutex // held while flight changes, and while its waiting callers are woken up
+	flight []*item    // items that have left the queue and are not answered
 
 	items  []*item
-	onWay  int     // operations that were on their way to the node when items were cut, with these
-	full   bool    // others had to be left
-	weight int64   // of heads that are not light, in µs
-	heads  []*item // the first items of commands
+	onWay  int     // operations in progress when items were cut, including these
+	full   bool    // others remained in the queue
+	weight int64   // cost of the heads, except cheap ones, in µs
+	heads  []*item // first items of commands
 	calls  calls
-	keys   map[backend.Key]*item // the last head of each key in the batch
+	keys   map[backend.Key]*item // last head of each key in the batch
 	cmds   []redis.Cmder
 }
 
@@ -66,7 +66,7 @@ func (w *writer) serve(ctx context.Context) {
 		case stopped:
 			return
 		case !w.ready():
-			w.node.lookAgain() // what woke this writer may be for another one to handle
+			w.node.lookAgain() // another writer may have to handle the wakeup
 		case work:
 			w.batch(ctx)
 		case w.further() && time.Since(w.sentAt) > unusedFor:
@@ -83,7 +83,7 @@ func (w *writer) serve(ctx context.Context) {
 	}
 }
 
-// join opens a connection: for a writer that only a node that is far away needs, once there is a batch for it.
+// join opens a connection. A further writer first waits for a batch.
 func (w *writer) join(ctx context.Context, tick *int) (connected bool) {
 	if w.further() {
 		if work, _ := w.node.await(w, tick); !work {
@@ -93,13 +93,13 @@ func (w *writer) join(ctx context.Context, tick *int) (connected bool) {
 	return w.connect(ctx)
 }
 
-// further reports whether only a node that is far away needs w. Its connection is opened once there is a batch for it.
+// further reports whether only a distant node needs w. Its connection is opened at the first batch.
 func (w *writer) further() bool { return w.rank >= nearWriters }
 
-// lookEach is how often a node is asked how many keys it has evicted.
+// lookEach is the interval of queries for the number of evicted keys.
 const lookEach = 5 * time.Second
 
-// look asks how many keys the node has evicted, and reports how many more that is than last time.
+// look queries the number of evicted keys of the node, and reports the increase.
 func (w *writer) look(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.node.pool.opTimeout())
 	defer cancel()
@@ -116,11 +116,11 @@ func (w *writer) look(ctx context.Context) {
 	}
 }
 
-// count asks how many keys the node has evicted, and what its policy is. The number stays if we have no permission to ask, or the server does
-// not say.
+// count queries the number of evicted keys of the node and its maxmemory-policy. The number is unchanged if the user lacks the permission
+// or the server does not report it.
 func (w *writer) count(ctx context.Context, l *link) error {
 	w.looked = time.Now()
-	info, memory := newCommand("info", "stats"), newCommand("info", "memory") //nolint:contextcheck // go-redis keeps it, and does not look at it
+	info, memory := newCommand("info", "stats"), newCommand("info", "memory") //nolint:contextcheck // go-redis stores the context, but does not use it
 	if err := l.exec(ctx, []redis.Cmder{info, memory}); err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func (w *writer) count(ctx context.Context, l *link) error {
 	return nil
 }
 
-// ready reports whether w has a connection that is fit for a batch, and closes one that is not.
+// ready reports whether w has a usable connection. It closes an unusable one.
 func (w *writer) ready() bool {
 	if w.link == nil {
 		return false
@@ -145,7 +145,7 @@ func (w *writer) ready() bool {
 	return false
 }
 
-// hangUp closes the connection of w, if it has one.
+// hangUp closes the connection of w, if any.
 func (w *writer) hangUp() {
 	if w.link == nil {
 		return
@@ -156,7 +156,7 @@ func (w *writer) hangUp() {
 	w.node.pool.connected(-1)
 }
 
-// connect opens a connection. If it fails it waits before it returns, longer each time.
+// connect opens a connection. After a failure it waits before it returns, longer each time.
 func (w *writer) connect(ctx context.Context) bool {
 	err := w.open(ctx)
 	if err == nil || ctx.Err() != nil {
@@ -165,10 +165,10 @@ func (w *writer) connect(ctx context.Context) bool {
 	n := w.node
 	err = n.pool.advised(err)
 	err.Unsent = true
-	n.tick() // connections that are not in use may not work either
+	n.tick() // idle connections may not work either
 	if !n.connected() {
 		n.breaker.Disconnected(err)
-		if n.connected() { // another writer was quicker
+		if n.connected() { // another writer was faster
 			n.breaker.Connected()
 		} else {
 			n.fail(err)
@@ -185,7 +185,7 @@ func (w *writer) connect(ctx context.Context) bool {
 	return false
 }
 
-// open opens a connection, once.
+// open makes one attempt to open a connection.
 func (w *writer) open(ctx context.Context) *remote.Error {
 	n := w.node
 	renewed := n.renewed.Load()
@@ -195,7 +195,7 @@ func (w *writer) open(ctx context.Context) *remote.Error {
 	}
 	first, cancel := context.WithTimeout(ctx, n.pool.config.DialTimeout)
 	err := n.identify(first, l)
-	if err == nil && w.watches && w.looked.IsZero() && l.server.version != "" { // what was evicted before this process came is not news
+	if err == nil && w.watches && w.looked.IsZero() && l.server.version != "" { // earlier evictions are not reported
 		err = w.count(first, l)
 	}
 	cancel()
@@ -215,7 +215,7 @@ func (w *writer) open(ctx context.Context) *remote.Error {
 	return nil
 }
 
-// checkIdentity reports if the process at the other end is not the one that was there before, or may evict counters.
+// checkIdentity reports that the node is another process than before, or that it may evict counters.
 func (n *node) checkIdentity(addr string, s *server) {
 	if s.run != "" {
 		before := n.run.Swap(&s.run)
@@ -233,10 +233,10 @@ func (n *node) checkIdentity(addr string, s *server) {
 	}
 }
 
-// pingAfter is how long a connection may be idle before it is checked.
+// pingAfter is the idle time after which a connection is checked.
 const pingAfter = time.Second
 
-// ping finds out whether an idle connection still works.
+// ping tests an idle connection.
 func (w *writer) ping(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.node.pool.opTimeout())
 	defer cancel()
@@ -247,7 +247,7 @@ func (w *writer) ping(ctx context.Context) {
 	}
 }
 
-// exec sends commands over w's connection, with a fence or without, and notes whether the node answers.
+// exec sends commands over w's connection, with or without a fence, and informs the breaker.
 func (w *writer) exec(ctx context.Context, commands []redis.Cmder, fenced bool) error {
 	s := w.node.breaker
 	s.Sent()
@@ -289,7 +289,7 @@ func (w *writer) complete() {
 	}
 }
 
-// wake has those who wait for what has been sent look whether there is still something to wait for.
+// wake makes the callers of sent items check whether waiting is still useful.
 func (w *writer) wake() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -298,7 +298,7 @@ func (w *writer) wake() {
 	}
 }
 
-// fail answers the items of the batch, none of which has been sent.
+// fail fails the items of the batch, none of which has been sent.
 func (w *writer) fail(e *remote.Error) {
 	w.complete()
 	for _, it := range w.items {
@@ -306,17 +306,17 @@ func (w *writer) fail(e *remote.Error) {
 	}
 }
 
-// batch sends what is queued, and answers it.
+// batch sends the queue as a batch and completes it.
 func (w *writer) batch(ctx context.Context) {
 	n := w.node
-	runtime.Gosched() // let callers that are ready queue first: costs nothing if there are none, and makes batches a third longer
+	runtime.Gosched() // lets runnable callers queue first; costs nothing if there are none, and makes batches a third longer
 	now := time.Now()
 	w.sentAt = now
 	w.cut()
 	if len(w.items) == 0 {
 		return
 	}
-	if n.breaker.Silent() { // since they were queued
+	if n.breaker.Silent() { // silent since they were queued
 		w.fail(n.breaker.Mute())
 		return
 	}
@@ -331,7 +331,7 @@ func (w *writer) batch(ctx context.Context) {
 	cancel()
 	w.heard = time.Now()
 	took := w.heard.Sub(now)
-	if slices.ContainsFunc(w.heads, func(it *item) bool { return it.err == nil }) { // a proxy may fail before it has asked
+	if slices.ContainsFunc(w.heads, func(it *item) bool { return it.err == nil }) { // a proxy may fail without asking the server
 		n.pace.Done(now, w.heard, w.onWay, w.full)
 	}
 	w.unsure = w.unsure || worst != nil && (worst.Class == ClassNoAuth || worst.Class == remote.Other)
@@ -360,10 +360,10 @@ func (w *writer) batch(ctx context.Context) {
 	n.pool.observer.Batch(report)
 }
 
-// patience is how long a batch may take if a caller in it has no other way to get an answer, and there is no [Config.OpTimeout].
+// patience is the maximum duration of a batch if a caller in it has no fallback, and without [Config.OpTimeout].
 const patience = time.Second
 
-// longest returns how long the batch may take.
+// longest returns the maximum duration of the batch.
 func (w *writer) longest() time.Duration {
 	p := w.node.pool
 	if p.config.OpTimeout == 0 && slices.ContainsFunc(w.items, func(it *item) bool { return it.op.Wait == backend.WaitFull }) {
@@ -372,7 +372,7 @@ func (w *writer) longest() time.Duration {
 	return p.opTimeout()
 }
 
-// slow reports whether more than half of a batch's callers had to give up on it.
+// slow reports whether more than half of a batch's callers gave up on it.
 func (w *writer) slow(took time.Duration) bool {
 	late := 0
 	for _, it := range w.items {
@@ -383,9 +383,9 @@ func (w *writer) slow(took time.Duration) bool {
 	return 2*late > len(w.items)
 }
 
-// merge finds the heads among the items, merges others into them, and returns how many operations there are. Only the last head of a key
-// takes further operations on it, so that operations on one key stay in order. An operation that follows another one of its own call
-// is not merged, because the caller could tell: the times in the answer to a merged take are those after all of it.
+// merge determines the heads among the items, merges other items into them, and returns the number of operations. Only the last head of a
+// key accepts further operations, so that operations on one key stay in order. An operation that follows another one of the same call is
+// not merged, because the caller could notice: the times in the decision on a merged take are those after the whole take.
 func (w *writer) merge() (ops int) {
 	clear(w.keys)
 	w.heads = w.heads[:0]
@@ -401,7 +401,7 @@ func (w *writer) merge() (ops int) {
 			it.head = head{last: it, items: 1, after: before}
 			w.heads = append(w.heads, it)
 			w.keys[it.op.Key] = it
-			if own := weight(&it.op); own > weightWindow { // what others take the node has shown
+			if own := weight(&it.op); own > weightWindow { // node.pace covers cheaper ones
 				w.weight += int64(own)
 			}
 		}
@@ -419,7 +419,7 @@ func (it *item) join(other *item) {
 	}
 }
 
-// answer answers all items of the batch, which must not be used afterwards.
+// answer completes all items of the batch, which must not be used afterwards.
 func (w *writer) answer() {
 	for _, first := range w.heads {
 		if first.err == nil && first.items > 1 && spends(&first.op) {

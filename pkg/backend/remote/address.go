@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// Credentials reports whether an address without a scheme seems to have a user or a password in front of its host, as in
-// user:password@host:port. Such an address was meant as a URL, and leads nowhere: it must be invalid, and no part of it may be
-// printed or looked up. Paths of sockets, and names of abstract ones, may contain an @.
+// Credentials reports whether an address without a scheme seems to contain a user or a password before its host, as in
+// user:password@host:port. Such an address was meant as a URL and must be rejected as invalid, without printing it or resolving any part
+// of it. Paths of sockets, and names of abstract ones, may contain an @.
 func Credentials(address string) bool {
 	at := strings.LastIndexByte(address, '@')
 	if at < 1 {
-		return false // there is none, or it begins the name of an abstract socket
+		return false // no @, or the name of an abstract socket
 	}
 	before, after := address[:at], address[at+1:]
 	if hostPort(after) || strings.HasPrefix(address, "//") {
@@ -24,7 +24,7 @@ func Credentials(address string) bool {
 	return strings.Contains(before, ":") || strings.HasPrefix(after, "/") || !strings.Contains(address, ".sock")
 }
 
-// hostPort reports whether s is a host and the number of a port.
+// hostPort reports whether s is a host and a numeric port.
 func hostPort(s string) bool {
 	host, port, err := net.SplitHostPort(s)
 	if err != nil || strings.Contains(host, "/") {

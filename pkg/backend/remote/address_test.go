@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-// A text with an @ is the path of a socket, or has a password in it that no one must see.
+// TestCredentials: an @ is part of the path of a socket, or follows a password, which must stay secret.
 func TestCredentials(t *testing.T) {
 	t.Parallel()
 	for address, want := range map[string]bool{

@@ -10,24 +10,23 @@ import (
 	"github.com/sony/gobreaker/v2"
 )
 
-// When a breaker opens and closes.
+// Thresholds and times of a breaker.
 const (
 	failuresInARow = 5
-	ratioOf        = 20 // calls in a second from which on a failure rate of one half opens it
+	ratioOf        = 20 // minimum number of calls in ratioWindow for which a failure rate of one half opens it
 	ratioWindow    = time.Second
 	ratioBucket    = 100 * time.Millisecond
 	probeEach      = 250 * time.Millisecond // ± 20 %
 	goodProbes     = 2
 )
 
-// SilentAfter is the age of the oldest command without an answer at which a server counts as silent, unless its round
-// trips may take longer.
+// SilentAfter is the age of the oldest unanswered command at which a server counts as silent, unless round trips may take longer.
 const SilentAfter = 50 * time.Millisecond
 
-// lateFor is how much longer a server must not answer: if this process has stood still, its answers may be waiting here.
+// lateFor is additional time before a server counts as silent: if this process was suspended, answers may be waiting to be read.
 const lateFor = 5 * time.Millisecond
 
-// Breaker is the health of a server. It keeps calls away from a server that does not answer, or not in time. Its states are
+// Breaker tracks the health of a server. It blocks calls to a server that fails or answers too late. Its states are
 //
 //	       5 failures in a row, half of              250 ms
 //	  up ─ at least 20 calls in a second, ──▶ open ──────────▶ probing
@@ -38,30 +37,30 @@ const lateFor = 5 * time.Millisecond
 //	any ── the oldest command is 50 ms old ──▶ silent ── an answer ────▶ up, open or probing, as calls went
 //	any ── no connection ────────────────────▶ down ──── a connection ─▶ likewise, or silent
 //
-// Only in the state up, and one at a time while probing, calls are let through. Silence is the age of the oldest command that the
-// server has not answered, not how long callers are willing to wait: so it is known long before calls have failed.
+// Calls are admitted only in the state up and, one at a time, while probing. Silence depends on the age of the oldest unanswered command,
+// not on the patience of callers, so it is detected long before calls fail.
 //
 // The methods of a Breaker are safe for concurrent use.
 type Breaker struct {
 	config  BreakerConfig
-	mute    *Error // of calls that are kept away because of silence
+	mute    *Error // error of calls blocked because of silence
 	circuit *gobreaker.TwoStepCircuitBreaker[struct{}]
-	begun   time.Time             // the times below are measured from it, by the monotonic clock
-	last    atomic.Pointer[Error] // of calls that are kept away because of failures
+	begun   time.Time             // origin of the times below, which use the monotonic clock
+	last    atomic.Pointer[Error] // error of calls blocked because of failures
 	atOnce  atomic.Bool           // the next failure opens the circuit
-	probe   atomic.Int64          // until when a probe is in progress
+	probe   atomic.Int64          // time until which a probe is in progress
 
-	asked   atomic.Int64 // when the oldest command without an answer was sent; not after heard if there is none
-	heard   atomic.Int64 // when the server last answered
+	asked   atomic.Int64 // time of sending the oldest unanswered command; not after heard if there is none
+	heard   atomic.Int64 // time of the last answer
 	timer   *time.Timer  // calls look
 	armed   atomic.Bool  // timer runs
-	suspect int64        // the command that was found old when look was last called; only look uses it
+	suspect int64        // time of the command that was too old at the last call of look; used only by look
 
-	state atomic.Uint32 // a health, which update derives from what follows
+	state atomic.Uint32 // a health, derived from the fields below by update
 	mu    sync.Mutex
-	calls health                // up, open or probing, as calls went
+	calls health                // up, open or probing, according to the outcome of calls
 	mum   atomic.Bool           // the server is silent
-	apart atomic.Pointer[Error] // why there is no connection; nil while there is one, or before the first attempt
+	apart atomic.Pointer[Error] // reason why there is no connection; nil while there is one, or before the first attempt
 	shown string                // the state last passed to Changed
 }
 
@@ -84,15 +83,15 @@ const (
 	Gone     = "gone"      // its server is no longer used; always the last state
 )
 
-// BreakerConfig is the configuration of a [Breaker]. Its zero value works.
+// BreakerConfig configures a [Breaker]. The zero value is valid.
 type BreakerConfig struct {
-	OpTimeout time.Duration            // the server is silent after so long without an answer, but no sooner than [SilentAfter]
-	AtOnce    Class                    // a single failure of this class opens the breaker; empty means none
-	Changed   func(node, state string) // called with the first state, and when it changes; may be nil
-	Silenced  func()                   // called after Changed when silence begins, one call at a time; may be nil
+	OpTimeout time.Duration            // time without an answer after which the server is silent; at least [SilentAfter]
+	AtOnce    Class                    // class of errors of which one opens the breaker; empty for none
+	Changed   func(node, state string) // called with the first state and each change; may be nil
+	Silenced  func()                   // called after Changed when silence begins, never concurrently; may be nil
 }
 
-// NewBreaker returns a breaker for a server of a store. Its state is up.
+// NewBreaker returns a breaker for a server of a store, in the state up.
 func NewBreaker(store Store, node string, c BreakerConfig) *Breaker {
 	if c.Changed == nil {
 		c.Changed = func(string, string) {}
@@ -102,7 +101,7 @@ func NewBreaker(store Store, node string, c BreakerConfig) *Breaker {
 	}
 	c.OpTimeout = max(c.OpTimeout, SilentAfter)
 	b := &Breaker{config: c, mute: store.Failed(Timeout, node, "it does not answer").KeptAway(), begun: time.Now()}
-	b.asked.Store(-1) // before all times
+	b.asked.Store(-1) // before any time
 	b.heard.Store(-1)
 	b.suspect = -1
 	b.timer = time.AfterFunc(c.OpTimeout, b.look)
@@ -119,11 +118,11 @@ func NewBreaker(store Store, node string, c BreakerConfig) *Breaker {
 			b.update(func() { b.calls = after[to] })
 		},
 	})
-	b.update(func() {}) // so that Changed knows it; it may have been gone
+	b.update(func() {}) // reports the first state to Changed, whose last one may have been Gone
 	return b
 }
 
-// update changes what the state is derived from, derives it, and shows it.
+// update applies a change, derives the state, and reports it.
 func (b *Breaker) update(change func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -141,23 +140,23 @@ func (b *Breaker) update(change func()) {
 	}
 }
 
-// show passes a state to Changed. b.mu must be held.
+// show reports a state to Changed. b.mu must be held.
 func (b *Breaker) show(state string) {
 	b.shown = state
 	b.config.Changed(b.circuit.Name(), state)
 }
 
-// Connected notes that a connection to the server is up.
+// Connected records that a connection to the server is up.
 func (b *Breaker) Connected() { b.Disconnected(nil) }
 
-// Disconnected notes why there is no connection to the server. Until there is one, calls are kept away.
+// Disconnected records the reason why there is no connection to the server. Calls are blocked until Connected.
 func (b *Breaker) Disconnected(why *Error) { b.update(func() { b.apart.Store(why) }) }
 
-// Down returns why there is no connection to the server, or nil if there is one, or none has been tried yet.
+// Down returns the reason why there is no connection to the server, or nil if there is one, or no attempt has been made.
 func (b *Breaker) Down() *Error { return b.apart.Load() }
 
-// Retire must be called when the server is no longer used; otherwise its last state, most likely open, would be shown
-// forever. Calls in progress may still use b.
+// Retire reports the state Gone. It must be called when the server is no longer used; otherwise the last reported state, probably open,
+// would remain forever. Calls in progress may still use b.
 func (b *Breaker) Retire() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -166,21 +165,21 @@ func (b *Breaker) Retire() {
 	}
 }
 
-// Open reports whether calls are kept away, except for probes.
+// Open reports whether calls other than probes are blocked.
 func (b *Breaker) Open() bool { return health(b.state.Load()) != up }
 
 // Silent reports whether the server is silent, connected or not.
 func (b *Breaker) Silent() bool { return b.mum.Load() }
 
-// Mute returns the error of calls that are kept away because of silence.
+// Mute returns the error of calls blocked because of silence.
 func (b *Breaker) Mute() *Error { return b.mute }
 
-// Admit reports whether a call may be queued (nil), or why not. While probing it lets one through at a time, for as long as the
-// budget of the last.
+// Admit returns nil if a call may be queued, and otherwise the error of the call. While probing, it admits one call at a time: the next
+// one after the end of the probe, or after the budget of the probe.
 func (b *Breaker) Admit(now time.Time, budget time.Duration) *Error {
 	state := health(b.state.Load())
 	if state == open {
-		b.circuit.State() // it may be time to probe
+		b.circuit.State() // may change the state to probing
 		state = health(b.state.Load())
 	}
 	switch state {
@@ -190,7 +189,7 @@ func (b *Breaker) Admit(now time.Time, budget time.Duration) *Error {
 		if e := b.apart.Load(); e != nil {
 			return e
 		}
-		return nil // it has just come up
+		return nil // the connection has just come up
 	case silent:
 		return b.mute
 	case probing:
@@ -203,8 +202,8 @@ func (b *Breaker) Admit(now time.Time, budget time.Duration) *Error {
 	return b.last.Load()
 }
 
-// Begin must be called before a call is sent, and done after it with the outcome: nil, or the error that makes it a
-// failure. If unsent is not nil the call must not be sent, and done is nil.
+// Begin must be called before a call is sent, and done afterwards with its outcome: nil, or the error of a failure. If unsent is not nil,
+// the call must not be sent, and done is nil.
 func (b *Breaker) Begin() (done func(*Error), unsent *Error) {
 	end, err := b.circuit.Allow()
 	if err != nil {
@@ -222,18 +221,18 @@ func (b *Breaker) Begin() (done func(*Error), unsent *Error) {
 	}, nil
 }
 
-// errFailed reports any failure to gobreaker.
+// errFailed represents every failure in gobreaker.
 var errFailed = errors.New("failed")
 
 // Sent must be called before a command is sent.
 func (b *Breaker) Sent() {
 	asked, heard := b.asked.Load(), b.heard.Load()
-	if asked <= heard && b.asked.CompareAndSwap(asked, max(b.now(), heard+1)) { // otherwise there is an older one
+	if asked <= heard && b.asked.CompareAndSwap(asked, max(b.now(), heard+1)) { // otherwise an older one is unanswered
 		b.arm()
 	}
 }
 
-// Received must be called when the server has answered, on any connection.
+// Received must be called for each answer of the server, on any connection.
 func (b *Breaker) Received() {
 	b.heard.Store(b.now())
 	if b.mum.Load() {
@@ -241,15 +240,14 @@ func (b *Breaker) Received() {
 	}
 }
 
-// Forget must be called when a connection breaks, because the commands sent over it will not be answered any more. It
-// does not end a silence.
+// Forget must be called when a connection breaks, because commands sent over it remain unanswered. It does not end a silence.
 func (b *Breaker) Forget() {
 	if asked, heard := b.asked.Load(), b.heard.Load(); asked > heard {
 		b.asked.CompareAndSwap(asked, heard)
 	}
 }
 
-// Age returns how old the oldest command without an answer is, or 0 if there is none.
+// Age returns the age of the oldest unanswered command, or 0 if there is none.
 func (b *Breaker) Age() time.Duration {
 	asked := b.asked.Load()
 	if asked <= b.heard.Load() {
@@ -260,15 +258,14 @@ func (b *Breaker) Age() time.Duration {
 
 func (b *Breaker) now() int64 { return int64(time.Since(b.begun)) }
 
-// arm starts the timer, unless it runs. It runs only while there is a command without an answer, and is not set again for
-// each.
+// arm starts the timer unless it is running. The timer runs only while a command is unanswered, and is not reset for each command.
 func (b *Breaker) arm() {
 	if b.armed.CompareAndSwap(false, true) {
 		b.timer.Reset(b.config.OpTimeout)
 	}
 }
 
-// look checks the age of the oldest command. It has to find the same one too old twice.
+// look checks the age of the oldest command. The server is silent if the same command is too old in two consecutive checks.
 func (b *Breaker) look() {
 	asked, heard := b.asked.Load(), b.heard.Load()
 	age := time.Duration(b.now() - asked)
@@ -284,7 +281,7 @@ func (b *Breaker) look() {
 	default:
 		b.update(func() {
 			b.mum.Store(true)
-			if b.heard.Load() != heard { // anyone who heard it may have found no silence to end
+			if b.heard.Load() != heard { // Received may have run before mum was set, and so not have cleared it
 				b.mum.Store(false)
 			}
 		})
@@ -294,7 +291,7 @@ func (b *Breaker) look() {
 	}
 	b.suspect = -1
 	b.armed.Store(false)
-	if b.asked.Load() > b.heard.Load() && !b.mum.Load() { // asked meanwhile, by a caller that found the timer running
+	if b.asked.Load() > b.heard.Load() && !b.mum.Load() { // sent meanwhile, by a caller that found the timer running
 		b.arm()
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// store is the store of tests, in which one kind of failure opens a breaker at once.
+// The store of tests and its class of errors of which one opens a breaker.
 const (
 	store     Store = "store"
 	busy      Class = "busy"
@@ -30,7 +30,7 @@ func newTestBreaker(states *[]string) *Breaker {
 // failure is a failed call.
 func failure(class Class) *Error { return store.Failed(class, "node", "EOF") }
 
-// play makes a call for each mark, an x of which fails.
+// play makes a call for each character of outcomes; an x fails.
 func play(t *testing.T, b *Breaker, outcomes string) {
 	t.Helper()
 	for _, o := range outcomes {
@@ -46,7 +46,7 @@ func play(t *testing.T, b *Breaker, outcomes string) {
 	}
 }
 
-// TestBreakerRetired: the last thing reported of a breaker is that it is gone, whatever happens to it afterwards.
+// TestBreakerRetired checks that Gone is the last reported state, even if the breaker is still used.
 func TestBreakerRetired(t *testing.T) {
 	t.Parallel()
 	var states []string
@@ -60,7 +60,7 @@ func TestBreakerRetired(t *testing.T) {
 	}
 }
 
-// TestBreakerWithoutConnection: while there is no connection the state is told as open, once, and calls are told why.
+// TestBreakerWithoutConnection checks that a breaker without a connection reports open once, and returns the reason to calls.
 func TestBreakerWithoutConnection(t *testing.T) {
 	t.Parallel()
 	var states []string
@@ -89,7 +89,7 @@ func TestBreakerWithoutConnection(t *testing.T) {
 	}
 }
 
-// TestBreakerSilent: a breaker is open while its server is silent, until the first word; then also while calls fail.
+// TestBreakerSilent checks that a breaker is open while its server is silent, and stays open after an answer only while calls fail.
 func TestBreakerSilent(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -129,7 +129,7 @@ func TestBreakerSilent(t *testing.T) {
 
 func TestBreakerOpens(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) { // in which no time passes: a second is what counts
+	synctest.Test(t, func(t *testing.T) { // no time passes here, so all calls are within the same second
 		for outcomes, opens := range map[string]bool{
 			"xxxx": false, "xxxx.xxxx": false, "xxxxx": true, "....xxxxx": true,
 			"x.x.x.x.x.x.x.x.x.": false, ".x.x.x.x.x.x.x.x.x.x": true, "..x..x..x..x..x..x..x..x": false,
@@ -149,7 +149,7 @@ func TestBreakerOpens(t *testing.T) {
 	})
 }
 
-// TestBreakerProbes follows an open breaker until it is closed.
+// TestBreakerProbes follows a breaker from open to closed.
 func TestBreakerProbes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -180,7 +180,7 @@ func TestBreakerProbes(t *testing.T) {
 	})
 }
 
-// TestBreakerForgetsAProbe: a probe without an outcome delays the next one for as long as its budget.
+// TestBreakerForgetsAProbe checks that a probe without an outcome blocks the next one for the length of its budget.
 func TestBreakerForgetsAProbe(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

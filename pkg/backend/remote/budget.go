@@ -12,19 +12,18 @@ const (
 	DefaultDialTimeout = 250 * time.Millisecond
 )
 
-// What a caller holds back of its time.
+// Parts of a caller's time that are reserved, and their bounds.
 const (
-	margin   = 2 * time.Millisecond // for the way back
-	least    = time.Millisecond     // below which nothing is sent
-	shortest = 5 * time.Millisecond // a caller that waits for less than this says nothing about a server by giving up
+	margin   = 2 * time.Millisecond // for returning the answer
+	least    = time.Millisecond     // minimum budget for sending anything
+	shortest = 5 * time.Millisecond // minimum budget of a caller whose giving up counts against a server
 )
 
-// RoundTrip returns how long a round trip may take. The time-out of operations, here and below, is that of the
-// configuration, and 0 if it has none.
+// RoundTrip returns the maximum duration of a round trip. opTimeout, here and below, is the configured time-out of operations, or 0.
 func RoundTrip(opTimeout time.Duration) time.Duration { return cmp.Or(opTimeout, DefaultOpTimeout) }
 
-// Budget returns how long a caller can wait from now on, and whether that is enough to send anything: until 2 ms before
-// its deadline, but no longer than the time-out of operations; without either, for [DefaultOpTimeout].
+// Budget returns the time that a caller can wait from now on, and whether that is enough to send anything. The budget ends 2 ms before
+// the caller's deadline, or after the time-out of operations if that is earlier; without either, it is [DefaultOpTimeout].
 func Budget(ctx context.Context, now time.Time, opTimeout time.Duration) (budget time.Duration, enough bool) {
 	budget = RoundTrip(opTimeout)
 	if deadline, ok := ctx.Deadline(); ok {
@@ -36,6 +35,6 @@ func Budget(ctx context.Context, now time.Time, opTimeout time.Duration) (budget
 	return budget, budget >= least && ctx.Err() == nil
 }
 
-// TooSlow reports whether an answer that took so long counts against the server, given that a caller with the given
-// budget has given up on it.
+// TooSlow reports whether an answer after the time took counts against the server, given that a caller with the given budget has given
+// up.
 func TooSlow(took, budget time.Duration) bool { return took > max(budget, shortest) }

@@ -18,21 +18,20 @@ const (
 	unanswered   = time.Second // see [UserTimeout]
 )
 
-// Dialer opens connections, a few at a time.
+// Dialer opens connections, with bounded concurrency.
 type Dialer struct {
-	// TLS returns a TLS configuration, and is called for each connection; nil means no TLS. What it returns is used
-	// once. See [TLSFiles.Load].
+	// TLS returns the TLS configuration of a new connection, which is used once; nil means no TLS. See [TLSFiles.Load].
 	TLS func() (*tls.Config, error)
-	// Timeout is how long it may take to connect, including the TLS handshake.
+	// Timeout bounds the time to connect, including the TLS handshake.
 	Timeout time.Duration
-	// Permits is shared by dialers. It bounds how many connections they open concurrently; see [NewPermits].
+	// Permits bounds the number of concurrent attempts of all dialers that share it; see [NewPermits].
 	Permits chan struct{}
 }
 
-// NewPermits returns permits for opening four connections concurrently.
+// NewPermits returns permits for four concurrent attempts.
 func NewPermits() chan struct{} { return make(chan struct{}, maxDials) }
 
-// Dial opens a connection, with TLS if that is configured.
+// Dial opens a connection, with TLS if configured.
 func (d *Dialer) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	select {
 	case d.Permits <- struct{}{}:
@@ -64,17 +63,17 @@ func (d *Dialer) Dial(ctx context.Context, network, addr string) (net.Conn, erro
 	}
 	secured := tls.Client(conn, config)
 	if err := secured.HandshakeContext(ctx); err != nil {
-		_ = conn.Close() // it is useless
+		_ = conn.Close() // the handshake failed
 		return nil, handshakeError(err)
 	}
 	return secured, nil
 }
 
-// Backoff says how long to wait before the next attempt to connect: up to 50 ms, then up to a second, with full jitter.
-// The zero value is ready to use.
+// Backoff determines the delay before the next attempt to connect: up to 50 ms at first, later up to a second, with full jitter. The zero
+// value is ready to use.
 type Backoff struct{ most time.Duration }
 
-// Next returns how long to wait after another failure.
+// Next returns the delay after another failure.
 func (b *Backoff) Next() time.Duration {
 	b.most = min(max(2*b.most, firstBackoff), lastBackoff)
 	return time.Millisecond + rand.N(b.most)

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// UserTimeout returns what sets TCP_USER_TIMEOUT on new connections: how long packets may stay unacknowledged before a connection is
-// given up, for which the kernel's default is a quarter of an hour.
+// UserTimeout returns a dial control that sets TCP_USER_TIMEOUT, the maximum time for which packets may remain unacknowledged before the
+// kernel closes the connection. The kernel's default is about 15 minutes.
 func UserTimeout(d time.Duration) func(network, address string, c syscall.RawConn) error {
 	return func(network, _ string, c syscall.RawConn) error {
 		if !strings.HasPrefix(network, "tcp") {
@@ -28,10 +28,10 @@ func UserTimeout(d time.Duration) func(network, address string, c syscall.RawCon
 	}
 }
 
-// Alive returns an error if the other side has closed conn, on which no reply may be outstanding. It does not block.
+// Alive returns an error if the peer has closed conn. No reply may be outstanding. It does not block.
 func Alive(conn net.Conn) error {
 	if t, ok := conn.(interface{ NetConn() net.Conn }); ok {
-		conn = t.NetConn() // below TLS; a pending message of TLS itself does no harm
+		conn = t.NetConn() // the connection below TLS; a pending TLS message is no error
 	}
 	s, ok := conn.(syscall.Conn)
 	if !ok {

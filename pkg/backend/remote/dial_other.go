@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// UserTimeout returns nil: only Linux has TCP_USER_TIMEOUT; elsewhere deadlines and keep-alive have to do.
+// UserTimeout returns nil, because only Linux has TCP_USER_TIMEOUT. Elsewhere, deadlines and keep-alive take its place.
 func UserTimeout(time.Duration) func(network, address string, c syscall.RawConn) error { return nil }
 
-// Alive cannot tell here; a closed connection is noticed by the next call.
+// Alive returns nil, because this system cannot check; the next call detects a closed connection.
 func Alive(net.Conn) error { return nil }

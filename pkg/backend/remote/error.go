@@ -11,21 +11,21 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
 
-// Class is a kind of error. There are few, so that it can be a label of metrics.
+// Class is a kind of error. There are few, so it can be a label of metrics.
 type Class string
 
-// The classes that every store may have. Stores add those of their replies.
+// Classes common to all stores. A store adds those of its replies.
 const (
 	Timeout Class = "timeout" // no answer in time; hits may have been counted
 	Refused Class = "refused" // no connection, or no known server; nothing was counted
 	Reset   Class = "reset"   // the connection broke; hits may have been counted
 	OOM     Class = "oom"     // the store has no memory left
-	// Overload: it would have had to wait for longer than its caller can; nothing was counted.
+	// Overload: the expected wait exceeds the caller's time; nothing was counted.
 	Overload Class = "overload"
 	Other    Class = "other"
 )
 
-// ClassOf returns the class of an error of a connection, of opening one or of waiting for one.
+// ClassOf returns the class of an error of a connection, of an attempt to connect, or of a context.
 func ClassOf(err error) Class {
 	var timeout net.Error
 	var name *net.DNSError
@@ -43,17 +43,17 @@ func ClassOf(err error) Class {
 	return Other
 }
 
-// Error is why an operation has no decision. Its text contains no key, value or password.
+// Error is the reason why an operation has no decision. Its text contains no key, value or password.
 type Error struct {
 	Store  Store
 	Class  Class
-	Node   string // the server, as the store names it; empty if the operation reached none
+	Node   string // the store's name for the server; empty if the operation reached none
 	Unsent bool   // the operation was not sent, so nothing was counted
 	Text   string
-	Code   string // the first word of an error reply, if the store has such words
+	Code   string // first word of an error reply, if the store has such words
 }
 
-// Error says what happened, and where.
+// Error describes the failure and its server.
 func (e *Error) Error() string {
 	where := string(e.Store)
 	if e.Node != "" {
@@ -62,26 +62,26 @@ func (e *Error) Error() string {
 	return where + ": " + string(e.Class) + ": " + e.Text
 }
 
-// Is reports that e matches [backend.ErrUnsent], if it does.
+// Is reports whether e matches [backend.ErrUnsent] or [backend.ErrShed].
 func (e *Error) Is(target error) bool {
 	return target == backend.ErrUnsent && e.Unsent || target == backend.ErrShed && e.Class == Overload
 }
 
-// NotSent returns e, for an operation that was not sent because of it.
+// NotSent returns a copy of e for an operation that was not sent because of it.
 func (e *Error) NotSent() *Error {
 	other := *e
 	other.Unsent = true
 	return &other
 }
 
-// KeptAway returns the error of calls that are kept away because of e.
+// KeptAway returns the error of calls that a breaker blocks because of e.
 func (e *Error) KeptAway() *Error {
 	other := e.NotSent()
 	other.Text = "the breaker is open because of: " + e.Text
 	return other
 }
 
-// Store is the name of a kind of store, with which the texts of its errors begin. Its methods return such errors.
+// Store is the name of a kind of store. The texts of its errors begin with it.
 type Store string
 
 // Failed returns an error of an operation that may have been sent.
@@ -94,7 +94,7 @@ func (s Store) Unsent(class Class, node, text string) *Error {
 	return s.Failed(class, node, text).NotSent()
 }
 
-// Wrap returns err if it is an [Error], and otherwise one of its class, with its text for people.
+// Wrap returns err if it is an [Error], and otherwise an Error with the class and the text of err.
 func (s Store) Wrap(node string, err error) *Error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e
@@ -102,23 +102,23 @@ func (s Store) Wrap(node string, err error) *Error {
 	return s.Failed(ClassOf(err), node, Text(err))
 }
 
-// Late returns the error of a call that has not enough time; see [Budget].
+// Late returns the error of a call with too little time; see [Budget].
 func (s Store) Late() *Error {
 	return s.Unsent(Timeout, "", "less than 1 ms is left before the deadline")
 }
 
-// Shed returns the error of a call that comes when there is no time for it; see [Pace].
+// Shed returns the error of a call whose expected wait is too long; see [Pace].
 func (s Store) Shed() *Error {
 	return s.Unsent(Overload, "", "more is waiting than can be answered in time")
 }
 
-// Stopped returns the error of a call that comes when the backend is being closed.
+// Stopped returns the error of a call during or after Close.
 func (s Store) Stopped() *Error { return s.Unsent(Other, "", "this server is stopping") }
 
-// Unanswered returns the error of an operation whose caller has given up.
+// Unanswered returns the error of an operation whose caller gave up.
 func (s Store) Unanswered(node string) *Error { return s.Failed(Timeout, node, "no answer in time") }
 
-// Slow returns the error that counts against a server on whose answers callers give up; see [TooSlow].
+// Slow returns the error that counts against a server whose answers arrive after callers have given up; see [TooSlow].
 func (s Store) Slow(node string) *Error {
 	return s.Failed(Timeout, node, "answers come later than callers can wait")
 }

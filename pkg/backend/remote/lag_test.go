@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestLag: callers with a deadline leave as much earlier as answers are late, twice, but never give up half of their
-// time; and what is over is forgotten.
+// TestLag checks that callers with a deadline leave twice the lag earlier, but use at least half of their budget, and that a high lag
+// decays.
 func TestLag(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -25,9 +25,9 @@ func TestLag(t *testing.T) {
 		}{
 			{0, 0, 0, ms(18)},
 			{ms(1), 1, 0, ms(16)},
-			{ms(1), 1, ms(10), ms(10)}, // which is early enough
+			{ms(1), 1, ms(10), ms(10)}, // the budget ends early enough
 			{ms(4), 1, 0, ms(10)},
-			{ms(4), 1, ms(12), ms(12)}, // or half of it would be lost
+			{ms(4), 1, ms(12), ms(12)}, // at least half of the budget
 			{time.Hour, 1, 0, ms(9)},
 			{0, 10_000, 0, ms(18)},
 		} {
@@ -37,7 +37,8 @@ func TestLag(t *testing.T) {
 			now := time.Now()
 			budget, _ := Budget(ctx, now, c.opTimeout)
 			if got := l.Leave(ctx, now, budget).Sub(now); got > c.want || got < c.want-time.Microsecond {
-				t.Errorf("%d timers later that were %v late: a caller with 20 ms and a time-out of %v waits for %v, want %v", c.times, c.late, c.opTimeout, got, c.want)
+				t.Errorf("%d timers later that were %v late: a caller with 20 ms and a time-out of %v waits for %v, want %v",
+					c.times, c.late, c.opTimeout, got, c.want)
 			}
 		}
 		now := time.Now()
@@ -48,12 +49,12 @@ func TestLag(t *testing.T) {
 	})
 }
 
-// TestLeaveByMonotonicClock: what a caller's deadline lacks, when it leaves must not, for that is compared with times of long ago, since when
-// the wall clock may have been set.
+// TestLeaveByMonotonicClock checks that the result of Leave has a monotonic time even if the caller's deadline has none. It is compared
+// with earlier times, and the wall clock may have been set in between.
 func TestLeaveByMonotonicClock(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	ctx, cancel := context.WithDeadline(t.Context(), now.Add(time.Hour).Round(0)) // which takes it away
+	ctx, cancel := context.WithDeadline(t.Context(), now.Add(time.Hour).Round(0)) // Round(0) removes the monotonic time
 	defer cancel()
 	if leaves := new(Lag).Leave(ctx, now, 2*time.Hour); !strings.Contains(leaves.String(), " m=") {
 		t.Errorf("a caller leaves at %v, by the wall clock alone", leaves)

@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// Pace knows how long a server takes to answer: a base, whatever it is asked for, which is mostly the way there and back, and so much for
-// each operation that is on its way to it. It is a line through what batches took recently, by least squares that forget. Its zero value
-// knows nothing yet, and expects no waiting. Its methods are safe for concurrent use.
+// Pace estimates how long a server takes to answer: a base, mostly the network's round-trip time, plus a time per operation in progress.
+// It fits a line through recent batches, by least squares with exponential forgetting. The zero value has no data and expects no waiting.
+// The methods are safe for concurrent use.
 //
-// How many operations are answered in a time would say less: a server that is far away answers as few as it is asked for in the time of the
-// way. Who asked it for fewer then, because they wait too long, would wait as long for each.
+// Throughput would be a worse measure. A distant server that gets few operations answers few per round trip, so sending it fewer
+// operations, because they wait too long, would lower the throughput but not the wait.
 type Pace struct {
 	estimate atomic.Pointer[Estimate]
 
@@ -19,32 +19,32 @@ type Pace struct {
 	line
 }
 
-// line is what a Pace has seen.
+// line is the state of the regression.
 type line struct {
 	batches    int
-	last       time.Time        // when the last one ended
-	ops, took  float64          // moving averages, of operations and of ns
-	vari, covr float64          // variance of the operations, and their covariance with what they took
-	busy       float64          // share of batches for which others waited
-	least      [2]time.Duration // that a batch took, now and before
-	turned     time.Time        // when the first of these was begun
+	last       time.Time        // end of the last batch
+	ops, took  float64          // moving averages: operations per batch, and its duration in ns
+	vari, covr float64          // variance of the operations, and their covariance with the duration
+	busy       float64          // fraction of batches for which others waited
+	least      [2]time.Duration // shortest durations of a batch, in the current and the previous period
+	turned     time.Time        // start of the current period
 }
 
-// What a Pace remembers.
+// Parameters of the estimate.
 const (
-	paceSpan   = 200 * time.Millisecond // about how long
-	paceMost   = 1.0 / 8                // what one batch counts for at most
-	paceLeast  = 1.0 / 64               // and at least
-	paceFirst  = 16                     // batches say less, the fewer there are: a server that was just begun with is slow
-	paceJump   = 4                      // times what batches take is believed of one
-	paceDoubt  = 0.01                   // of the square of the average: a variance below it hardly says what an operation takes
-	paceFloor  = 30 * time.Second       // how long the least is remembered, once or twice
-	paceUneven = 8                      // times the least that a batch took may be the way
-	paceStale  = 2 * time.Second        // without a batch it is not known
+	paceSpan   = 200 * time.Millisecond // approximate memory
+	paceMost   = 1.0 / 8                // maximum weight of one batch
+	paceLeast  = 1.0 / 64               // minimum weight of one batch
+	paceFirst  = 16                     // batches until full confidence: a server that was just connected is slow
+	paceJump   = 4                      // a batch counts for at most this multiple of the average duration
+	paceDoubt  = 0.01                   // as a fraction of the squared average: below this variance, the slope is unreliable
+	paceFloor  = 30 * time.Second       // length of a period of line.least
+	paceUneven = 8                      // the round-trip time is at most this multiple of the shortest duration
+	paceStale  = 2 * time.Second        // age of the last batch after which the round-trip time is unknown
 )
 
-// Done notes a batch, from when it was formed until it was answered. With it ops operations were on their way. Busy says whether others
-// had to wait for it: then what it took beyond the least is taken for what its operations did, as far as it is not known better.
+// Done records a batch of ops operations, formed at begin and answered at end. busy indicates that other operations waited for it. Then,
+// as long as the slope is unreliable, the time beyond the shortest duration is attributed to the operations.
 func (p *Pace) Done(begin, end time.Time, ops int, busy bool) {
 	took := end.Sub(begin)
 	if ops <= 0 || took <= 0 {
@@ -81,23 +81,23 @@ func (l *line) add(end time.Time, took time.Duration, ops float64, busy bool) {
 	l.vari = (1 - g) * (l.vari + g*dx*dx)
 	l.covr = (1 - g) * (l.covr + g*dx*dy)
 	l.busy += g * (waited - l.busy)
-	// A server that is busy all the time answers no call quickly.
+	// The shortest duration is kept while a server is busy, because a busy server never answers quickly.
 	if l.batches == 1 || end.Sub(l.turned) > paceFloor && l.busy <= 0.5 {
 		l.least, l.turned = [2]time.Duration{took, l.least[0]}, end
 	}
 	l.least[0] = min(l.least[0], took)
 }
 
-// fit returns the base, and what each operation takes.
+// fit returns the base and the time per operation, in ns.
 func (l *line) fit() (base, each float64) {
-	whole := l.took / l.ops // what an operation takes if there is no base
+	whole := l.took / l.ops // time per operation without a base
 	guess := max(l.took-float64(l.floor()), 0) / l.ops * l.busy
 	doubt := paceDoubt * l.ops * l.ops
 	each = min(max((l.covr+doubt*guess)/(l.vari+doubt), 0), whole)
 	return l.took - each*l.ops, each
 }
 
-// floor returns the least that a batch took recently.
+// floor returns the shortest recent duration of a batch.
 func (l *line) floor() time.Duration {
 	if l.least[1] > 0 {
 		return min(l.least[0], l.least[1])
@@ -105,13 +105,13 @@ func (l *line) floor() time.Duration {
 	return l.least[0]
 }
 
-// Estimate is how long a server takes. The zero Estimate expects no waiting.
+// Estimate contains the expected durations for a server. The zero Estimate expects no waiting.
 type Estimate struct {
 	base, way, each time.Duration
-	heard           time.Time // when the last batch ended
+	heard           time.Time // end of the last batch
 }
 
-// Estimate returns what is known now.
+// Estimate returns the current estimate.
 func (p *Pace) Estimate() (e Estimate) {
 	if known := p.estimate.Load(); known != nil {
 		e = *known
@@ -119,14 +119,14 @@ func (p *Pace) Estimate() (e Estimate) {
 	return e
 }
 
-// Base returns about how long the server takes for next to nothing.
+// Base returns the approximate duration of a round trip with almost no work.
 func (e Estimate) Base() time.Duration { return e.base }
 
-// Of returns about how long n operations take beyond [Estimate.Base].
+// Of returns the approximate time that n operations add to [Estimate.Base].
 func (e Estimate) Of(n int) time.Duration { return time.Duration(n) * e.each }
 
-// Way returns how much of [Estimate.Base] is the way there and back, for all that is known: a server that is near, and takes long
-// because it has much to do, or this process has, is quick now and then. It is 0 if that has not been seen for a while.
+// Way returns the part of [Estimate.Base] that is probably the network's round-trip time. It is bounded by the fastest recent answers,
+// because a nearby server that is slow under load still answers quickly now and then. It is 0 without recent answers.
 func (e Estimate) Way() time.Duration {
 	if time.Since(e.heard) > paceStale {
 		return 0
@@ -134,7 +134,7 @@ func (e Estimate) Way() time.Duration {
 	return e.way
 }
 
-// Reset forgets all, since the server is another one.
+// Reset discards all data, because the server was replaced.
 func (p *Pace) Reset() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -142,6 +142,6 @@ func (p *Pace) Reset() {
 	p.estimate.Store(nil)
 }
 
-// TooLate reports whether a call with the given budget (see [Budget]) that would probably wait for so long is to be shed: it
-// would have too little left where the estimate is too low.
+// TooLate reports whether a call with the given budget (see [Budget]) must be shed, given its estimated wait. If the estimate is too low,
+// a longer wait would leave the call too little time.
 func TooLate(wait, budget time.Duration) bool { return wait > budget/2 }

@@ -10,7 +10,7 @@ import (
 
 const ms = time.Millisecond
 
-// paced is a Pace of a server that is asked in batches.
+// paced is a Pace of a simulated server that handles batches.
 type paced struct {
 	remote.Pace
 
@@ -18,7 +18,7 @@ type paced struct {
 	now time.Time
 }
 
-// batches asks for some batches, one every few ms, each with least to most operations, and each answered after took.
+// batches records n batches, one every few ms, each with least to most operations and the duration took.
 func (p *paced) batches(n, least, most int, busy bool, took func(ops int) time.Duration) {
 	for range n {
 		ops := least + rand.IntN(most-least+1)
@@ -28,7 +28,7 @@ func (p *paced) batches(n, least, most int, busy bool, took func(ops int) time.D
 	}
 }
 
-// expect checks that about so long is expected, within a sixth, or 1.5 ms of the base, and 3 ms of the operations.
+// expect checks the estimates of the base, within a sixth or 1.5 ms, and of a hundred operations, within a sixth or 3 ms.
 func (p *paced) expect(what string, base, hundred time.Duration) {
 	p.t.Helper()
 	near := func(got, want, by time.Duration) bool { return (got - want).Abs() <= max(want/6, by) }
@@ -40,7 +40,7 @@ func (p *paced) expect(what string, base, hundred time.Duration) {
 	}
 }
 
-// TestPace: what takes as long for few operations as for many is the way; the rest is what they take.
+// TestPace checks that time independent of the number of operations is the base, and that the rest is attributed to operations.
 func TestPace(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -49,14 +49,17 @@ func TestPace(t *testing.T) {
 		took        func(ops int) time.Duration
 		way, each   time.Duration
 	}{
-		"a server far away":                        {1, 30, false, func(int) time.Duration { return 5 * ms }, 5 * ms, 0},
-		"the same, and others always wait":         {1, 30, true, func(int) time.Duration { return 5 * ms }, 5 * ms, 0},
-		"a slow server":                            {1, 30, true, func(n int) time.Duration { return time.Duration(n) * ms / 2 }, 0, ms / 2},
-		"a slow server, and no one waits":          {1, 30, false, func(n int) time.Duration { return time.Duration(n) * ms / 2 }, 0, ms / 2},
-		"one that is both":                         {1, 100, true, func(n int) time.Duration { return 3*ms + time.Duration(n)*ms/10 }, 3 * ms, ms / 10},
-		"batches of one size":                      {20, 20, false, func(int) time.Duration { return 4 * ms }, 4 * ms, 0},
-		"batches of one size, and others wait":     {20, 20, true, func(int) time.Duration { return 4 * ms }, 4 * ms, 0},
-		"one that is the quicker the more it does": {1, 30, true, func(n int) time.Duration { return 10*ms - time.Duration(n)*ms/10 }, 8450 * time.Microsecond, 0},
+		"a server far away":                    {1, 30, false, func(int) time.Duration { return 5 * ms }, 5 * ms, 0},
+		"the same, and others always wait":     {1, 30, true, func(int) time.Duration { return 5 * ms }, 5 * ms, 0},
+		"a slow server":                        {1, 30, true, func(n int) time.Duration { return time.Duration(n) * ms / 2 }, 0, ms / 2},
+		"a slow server, and no one waits":      {1, 30, false, func(n int) time.Duration { return time.Duration(n) * ms / 2 }, 0, ms / 2},
+		"one that is both":                     {1, 100, true, func(n int) time.Duration { return 3*ms + time.Duration(n)*ms/10 }, 3 * ms, ms / 10},
+		"batches of one size":                  {20, 20, false, func(int) time.Duration { return 4 * ms }, 4 * ms, 0},
+		"batches of one size, and others wait": {20, 20, true, func(int) time.Duration { return 4 * ms }, 4 * ms, 0},
+		"one that is the quicker the more it does": {
+			1, 30, true,
+			func(n int) time.Duration { return 10*ms - time.Duration(n)*ms/10 }, 8450 * time.Microsecond, 0,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -71,7 +74,7 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// TestPaceUneven: answers of a server far away come sooner and later, and that is no sign of operations that take long.
+// TestPaceUneven checks that varying answer times of a distant server do not suggest slow operations.
 func TestPaceUneven(t *testing.T) {
 	t.Parallel()
 	p := paced{t: t, now: time.Now()}
@@ -84,7 +87,7 @@ func TestPaceUneven(t *testing.T) {
 	}
 }
 
-// TestPaceChanges: an answer that is late once is soon forgotten, and a server that is quick again, or slow now, is soon known to be.
+// TestPaceChanges checks that one late answer is soon forgotten, and that changes of a server's speed are soon detected.
 func TestPaceChanges(t *testing.T) {
 	t.Parallel()
 	p := paced{t: t, now: time.Now()}
@@ -106,7 +109,7 @@ func TestPaceChanges(t *testing.T) {
 	}
 	begun = p.now
 	for p.Estimate().Base() > 3*ms && p.now.Sub(begun) < time.Minute {
-		p.batches(1, 1, 1, false, after(ms)) // one at a time: all others are shed
+		p.batches(1, 1, 1, false, after(ms)) // one at a time, because all others are shed
 	}
 	if took := p.now.Sub(begun); took > time.Second {
 		t.Errorf("it was known after %v that the server is near again", took)
@@ -122,8 +125,8 @@ func TestPaceChanges(t *testing.T) {
 	}
 }
 
-// TestPaceSaturated: a server that answered sooner when it had less to do is not far away, though all batches are full now, and so of one
-// size; one that has never been seen to do so is.
+// TestPaceSaturated checks that a busy server whose batches are all full, and so of one size, is not considered distant if it answered
+// faster under less load, and that it is otherwise.
 func TestPaceSaturated(t *testing.T) {
 	t.Parallel()
 	for idle, way := range map[time.Duration]time.Duration{ms / 5: ms / 5, 5 * ms: 5 * ms} {
@@ -144,8 +147,7 @@ func TestPaceSaturated(t *testing.T) {
 	}
 }
 
-// TestPaceAskedLess: where calls are shed, a server that is far away is asked for less, and takes as long; that must not have more of
-// them shed.
+// TestPaceAskedLess checks that shedding calls to a distant server, whose answer time is then unchanged, does not lead to more shedding.
 func TestPaceAskedLess(t *testing.T) {
 	t.Parallel()
 	p := paced{t: t, now: time.Now()}

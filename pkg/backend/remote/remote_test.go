@@ -48,7 +48,7 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// TestBackoff: waits grow, up to a second and a millisecond, and start again after a successful attempt.
+// TestBackoff checks that delays grow, up to about a second, and start over after a successful attempt.
 func TestBackoff(t *testing.T) {
 	t.Parallel()
 	var b Backoff
@@ -62,8 +62,8 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// TestBudget: unless the time-out of operations bounds it, a caller waits until 2 ms before its deadline, or 250 ms
-// without one.
+// TestBudget checks that a caller waits until 2 ms before its deadline, or 250 ms without one, unless the time-out of operations is
+// shorter.
 func TestBudget(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ timeout, deadline, want time.Duration }{
@@ -97,7 +97,7 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// TestErrorTexts: an error names its store and, if it reached one, the server; it wraps others once.
+// TestErrorTexts checks that an error names its store and its server, if any, and is wrapped only once.
 func TestErrorTexts(t *testing.T) {
 	t.Parallel()
 	e := store.Wrap("a:1", &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED})

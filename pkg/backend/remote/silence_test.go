@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// TestSilence: a server is silent once a command is 50 ms old, and a little more in case this process has stood still,
-// and it has answered nothing since the command was sent. A word ends it.
+// TestSilence checks that a server is silent if it has answered nothing since a command was sent 50 ms ago, plus a margin in case this
+// process was suspended. An answer ends the silence.
 func TestSilence(t *testing.T) {
 	t.Parallel()
 	const never = -1
 	for name, c := range map[string]struct {
 		play func(s *Breaker)
-		want time.Duration // from the beginning
+		want time.Duration // since the start
 	}{
 		"never_asked":   {func(*Breaker) {}, never},
 		"one_command":   {func(s *Breaker) { s.Sent() }, SilentAfter + lateFor},
@@ -77,7 +77,7 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// asks asks n times, and waits each time.
+// asks sends n commands, and waits after each.
 func asks(s *Breaker, n int, wait time.Duration) {
 	for range n {
 		s.Sent()
@@ -85,7 +85,7 @@ func asks(s *Breaker, n int, wait time.Duration) {
 	}
 }
 
-// TestSilenceAge: the age is that of the oldest command without an answer.
+// TestSilenceAge checks that the age is that of the oldest unanswered command.
 func TestSilenceAge(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

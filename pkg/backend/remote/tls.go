@@ -10,16 +10,14 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/smallfile"
 )
 
-// TLSFiles names the files of a client's TLS configuration. The zero value trusts the system's roots and presents no
-// certificate.
+// TLSFiles names the files of a client's TLS configuration. The zero value trusts the system's roots and has no client certificate.
 type TLSFiles struct {
 	CA           string // a PEM file of roots trusted in addition to the system's
 	Cert, Key    string // PEM files of the certificate presented to the store and its key; both or none
-	SkipHostname bool   // do not check the server's name against its certificate; the chain is still verified
+	SkipHostname bool   // do not compare the server's name with its certificate; the chain is still verified
 }
 
-// Load reads the files and returns a configuration. A caller that does so for each connection picks up files that are
-// renewed.
+// Load reads the files and returns a configuration. Callers call it for each connection, to follow renewed files.
 func (f TLSFiles) Load() (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if f.CA != "" {
@@ -53,7 +51,7 @@ func (f TLSFiles) Load() (*tls.Config, error) {
 	return c, nil
 }
 
-// verifyChain returns a check of a server's chain that ignores its name.
+// verifyChain returns a function that verifies a server's chain but not its name.
 func verifyChain(roots *x509.CertPool) func(tls.ConnectionState) error {
 	return func(s tls.ConnectionState) error {
 		if len(s.PeerCertificates) == 0 {

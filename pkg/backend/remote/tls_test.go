@@ -13,8 +13,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/certstest"
 )
 
-// TestDialFollowsFiles: each connection uses the contents of the files at the time it is opened. When both sides have
-// changed their CAs and certificates, the next connection succeeds; if the files are unusable, none is opened.
+// TestDialFollowsFiles checks that each connection uses the current contents of the files. After both sides change their CAs and
+// certificates, the next connection succeeds. With unusable files, it fails.
 func TestDialFollowsFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -32,7 +32,7 @@ func TestDialFollowsFiles(t *testing.T) {
 		if got := <-shown; got != name {
 			t.Errorf("the server was shown %q, want the certificate of %s", got, name)
 		}
-		_ = conn.Close() // the server may have gone first
+		_ = conn.Close() // the server may have closed it first
 	}
 	certstest.Write(t, files.Key, []byte("half of a k"))
 	if _, err := d.Dial(t.Context(), "tcp", "127.0.0.1:1"); err == nil || !strings.Contains(err.Error(), "the client certificate for the backend") {
@@ -40,7 +40,8 @@ func TestDialFollowsFiles(t *testing.T) {
 	}
 }
 
-// acceptOne serves one handshake with a client whose certificate comes from ca, and tells the name in it, or what was wrong.
+// acceptOne accepts one TLS connection from a client with a certificate of ca, and sends the name in the certificate, or the error, to
+// shown.
 func acceptOne(t *testing.T, ca *certstest.CA) (addr string, shown <-chan string) {
 	t.Helper()
 	l := testkit.Listen(t)
@@ -61,7 +62,7 @@ func acceptOne(t *testing.T, ca *certstest.CA) (addr string, shown <-chan string
 			return
 		}
 		names <- server.ConnectionState().PeerCertificates[0].DNSNames[0]
-		_ = server.Close() // the client has gone
+		_ = server.Close() // the client has closed it
 	}()
 	return l.Addr().String(), names
 }

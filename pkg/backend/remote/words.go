@@ -13,8 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
 )
 
-// Reworded returns an error that is err for [errors.Is] and [errors.As], and has a text of its own, which contains
-// nothing that came from a client.
+// Reworded returns an error that wraps err but has its own text. The text must not contain data from clients.
 func Reworded(err error, text string) error { return &reworded{err, text} }
 
 type reworded struct {
@@ -25,11 +24,11 @@ type reworded struct {
 // Error implements error.
 func (r *reworded) Error() string { return r.text }
 
-// Unwrap returns the error that was reworded.
+// Unwrap returns the original error.
 func (r *reworded) Unwrap() error { return r.err }
 
-// Text returns the text of an error for people, on one line: what [Reworded] says, and anything else without what may
-// have come from a client.
+// Text returns the text of an error for people, on one line: that of [Reworded], or the text of err without parts that may come from a
+// client.
 func Text(err error) string {
 	if _, ok := errors.AsType[*reworded](err); ok {
 		return plain.Text(err.Error())
@@ -40,7 +39,7 @@ func Text(err error) string {
 	return Clean(err.Error())
 }
 
-// Unproven says in words why a TLS client does not accept a server's certificate; it is empty for any other error.
+// Unproven explains why a TLS client rejected a server's certificate. It returns "" for other errors.
 func Unproven(err error) string {
 	var (
 		failed  *tls.CertificateVerificationError
@@ -64,7 +63,7 @@ func Unproven(err error) string {
 	return "the server's certificate is not accepted: " + strings.TrimPrefix(failed.Err.Error(), "x509: ")
 }
 
-// names returns what a certificate is for.
+// names returns the names and addresses of a certificate.
 func names(cert *x509.Certificate) string {
 	all := append([]string{}, cert.DNSNames...)
 	for _, ip := range cert.IPAddresses {
@@ -73,7 +72,7 @@ func names(cert *x509.Certificate) string {
 	return strings.Join(all, ", ")
 }
 
-// Alert returns what the other side of a TLS connection has complained of; it is empty for any other error.
+// Alert returns the alert sent by the peer of a TLS connection. It returns "" for other errors.
 func Alert(err error) string {
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "remote error" {
 		return op.Err.Error()
@@ -81,7 +80,7 @@ func Alert(err error) string {
 	return ""
 }
 
-// handshakeError says what a TLS handshake met.
+// handshakeError rewords the error of a TLS handshake.
 func handshakeError(err error) error {
 	var clear tls.RecordHeaderError
 	switch text := Unproven(err); {
@@ -99,8 +98,8 @@ func handshakeError(err error) error {
 	return err
 }
 
-// Clean removes from the text of an error what may have come from a client: everything after a quotation mark. It also
-// shows control characters as [plain.Text] does, and bounds the length.
+// Clean removes parts that may come from a client from the text of an error: everything after a quotation mark. It also escapes control
+// characters like [plain.Text], and bounds the length.
 func Clean(text string) string {
 	if i := strings.IndexAny(text, "'\"`"); i >= 0 {
 		text = text[:i] + "…"

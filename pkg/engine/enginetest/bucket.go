@@ -6,20 +6,20 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// bucket is a bucket of tokens, or the queue of a leaky bucket.
+// bucket is the state of a token bucket or of a leaky bucket's queue.
 type bucket struct {
-	spent *big.Rat      // hits that were spent, or are queued, at the time last
-	last  engine.Micros // up to when what has come back is counted
-	unit  *big.Int      // they were counted in parts of a hit of this size
-	full  engine.Micros // when the bucket is full, or the last turn of the queue over, for the limit that wrote it
-	until engine.Micros // from when on the key counts as not seen
-	many  bool          // turns of the queue were promised at different rates
-	moved bool          // it was written in the future
-	was   *big.Rat      // if moved: spent, as it was counted
-	of    *big.Int      // and its unit
+	spent *big.Rat      // hits consumed, or queued, at the time last
+	last  engine.Micros // time up to which returned hits are counted
+	unit  *big.Int      // spent is a multiple of 1/unit hits
+	full  engine.Micros // time at which the bucket is full, or the last turn of the queue over, for the limit that wrote the state
+	until engine.Micros // time from which the key counts as new
+	many  bool          // the queue's turns were promised at different rates
+	moved bool          // the state is from the future and was moved to now
+	was   *big.Rat      // if moved: spent before the move
+	of    *big.Int      // if moved: unit before the move
 }
 
-// at returns b without the hits that have come back, or left, since.
+// at returns b without the hits that have come back, or left, since b.last.
 func (b bucket) at(l *engine.Limit, now engine.Micros, seen bool) bucket {
 	if l.Hits == 0 {
 		return b
@@ -55,13 +55,13 @@ func (b bucket) at(l *engine.Limit, now engine.Micros, seen bool) bucket {
 	return after
 }
 
-// mixed reports whether the turns of a queue were promised at other rates than that of l.
+// mixed reports whether the turns of a queue were promised at other rates than l's.
 func (b *bucket) mixed(l *engine.Limit, now engine.Micros) bool {
 	return l.Algorithm == engine.LeakyBucket && l.Hits > 0 && b.full > 0 && (b.many || ceil(b.wait(l)) != b.full-now)
 }
 
-// turned returns how many of the whole hits that a queue has at one time have left at another, rounded down: they leave
-// evenly until its end. A queue of over 2^48 µs counts as standing still.
+// turned returns the hits that leave a queue between two times, rounded down to units. The queue's whole hits leave evenly until its end.
+// A queue longer than 2^48 µs does not move.
 func (b *bucket) turned(from, to engine.Micros) *big.Rat {
 	if b.full-from > 1<<48 {
 		return new(big.Rat)
@@ -72,7 +72,7 @@ func (b *bucket) turned(from, to engine.Micros) *big.Rat {
 	return new(big.Rat).SetFrac(new(big.Int).Div(parts.Num(), parts.Denom()), b.unit)
 }
 
-// came returns how many hits come back from one time to another.
+// came returns the number of hits that come back between two times.
 func came(l *engine.Limit, from, to engine.Micros) *big.Rat {
 	if l.FillInterval > 0 { // at the last step between them
 		to = max(from, to-to%l.FillInterval)
@@ -97,7 +97,7 @@ func minusRat(x, y *big.Rat) *big.Rat {
 	return new(big.Rat).Sub(x, y)
 }
 
-// rateOf returns the number of tokens that come per microsecond.
+// rateOf returns the tokens per microsecond.
 func rateOf(l *engine.Limit) *big.Rat {
 	window := new(big.Rat).SetInt64(int64(l.Window))
 	return window.Quo(rat(l.Hits), window)
@@ -106,7 +106,7 @@ func rateOf(l *engine.Limit) *big.Rat {
 // level returns the tokens in the bucket, or the free places of the queue.
 func (b *bucket) level(l *engine.Limit) *big.Rat { return new(big.Rat).Sub(rat(l.Burst), b.spent) }
 
-// wait returns the number of microseconds until the bucket is full, or the queue empty, if tokens come continuously.
+// wait returns the microseconds until the bucket is full, or the queue empty, if tokens arrive continuously.
 func (b *bucket) wait(l *engine.Limit) *big.Rat { return new(big.Rat).Quo(b.spent, rateOf(l)) }
 
 func (b *bucket) left(l *engine.Limit) uint64 {
@@ -137,7 +137,7 @@ func (b *bucket) fits(l *engine.Limit, cost uint64) bool {
 
 func (b *bucket) take(cost uint64) { b.spent = new(big.Rat).Add(b.spent, rat(cost)) }
 
-// overspend counts a rejected cost, and reports whether it counts: no more than two bursts are ever spent by it.
+// overspend consumes a rejected cost, up to a total of two bursts, and reports whether it consumed anything.
 func (b *bucket) overspend(l *engine.Limit, cost uint64) bool {
 	most := rat(2 * l.Burst)
 	if b.spent.Cmp(most) >= 0 {
@@ -151,8 +151,8 @@ func (b *bucket) overspend(l *engine.Limit, cost uint64) bool {
 
 func (b *bucket) give(hits uint64) { b.spent = minusRat(b.spent, rat(hits)) }
 
-// whole returns when the bucket is full, or the queue empty, or now if it already is. If a larger limit has spent more
-// than this one knows, that is when that limit would have forgotten it.
+// whole returns the time at which the bucket is full or the queue empty, or now if it already is. If a larger limit consumed more hits
+// than l could, whole is at most the time at which the bucket is full for that limit.
 func (b *bucket) whole(l *engine.Limit, now engine.Micros) engine.Micros {
 	if l.Hits == 0 {
 		return now
@@ -167,7 +167,7 @@ func (b *bucket) whole(l *engine.Limit, now engine.Micros) engine.Micros {
 	return whole
 }
 
-// restored returns when all that was spent will have come back.
+// restored returns the time at which all consumed hits have come back.
 func (b *bucket) restored(l *engine.Limit, now engine.Micros) engine.Micros {
 	most := ceil(b.wait(l)) + l.FillInterval
 	return now + search(most, func(after engine.Micros) bool {
@@ -175,14 +175,14 @@ func (b *bucket) restored(l *engine.Limit, now engine.Micros) engine.Micros {
 	})
 }
 
-// keep sets when b is full, and from when on it does not matter, after hits were spent or refunded.
+// keep updates full and until after hits were consumed or refunded.
 func (b *bucket) keep(l *engine.Limit, now engine.Micros) {
 	b.moved = false
 	b.fillsAt(l, b.restored(l, now))
 }
 
-// fillsAt sets when b is full. A bucket that does not start full is remembered for longer than it takes to fill, because
-// once forgotten it would be back at its initial level.
+// fillsAt sets full and until. A bucket that does not start full is kept for longer than it takes to fill, because a new bucket would be
+// back at its initial level.
 func (b *bucket) fillsAt(l *engine.Limit, full engine.Micros) {
 	b.full, b.until = full, full
 	if l.Algorithm == engine.TokenBucket && l.Initial < l.Burst {

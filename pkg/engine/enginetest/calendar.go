@@ -3,15 +3,15 @@ package enginetest
 import (
 	"fmt"
 	"time"
-	_ "time/tzdata" // so that the zones are the same on every machine
+	_ "time/tzdata" // makes zones the same on every machine
 
 	"pgregory.net/rapid"
 
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Zones returns the names of time zones that are each odd in some way: clocks that change at midnight, or by half an
-// hour, or a minute after midnight; a date that was skipped; offsets with quarters of an hour, and of 14 hours.
+// Zones returns the names of unusual time zones: clocks change at midnight, by half an hour, or a minute after midnight; a date was
+// skipped; offsets are multiples of a quarter of an hour, or 14 hours.
 func Zones() []string {
 	return []string{
 		"UTC", "Europe/Berlin", "America/New_York", "America/Sao_Paulo", "Africa/Cairo", "America/Havana", "America/Santiago",
@@ -24,11 +24,11 @@ func Zones() []string {
 func Calendar(zone string, unit engine.CalendarUnit, every uint32) *engine.Calendar {
 	location, err := time.LoadLocation(zone)
 	if err != nil {
-		panic(fmt.Sprintf("enginetest: %v", err)) //nolint:forbidigo // the test that asks has a bug
+		panic(fmt.Sprintf("enginetest: %v", err)) //nolint:forbidigo // a bug in the calling test
 	}
 	c := engine.NewZone(location).Calendar(unit, every)
 	if c == nil {
-		panic(fmt.Sprintf("enginetest: no calendar of %d units %d", every, unit)) //nolint:forbidigo // the test that asks has a bug
+		panic(fmt.Sprintf("enginetest: no calendar of %d units %d", every, unit)) //nolint:forbidigo // a bug in the calling test
 	}
 	return c
 }
@@ -51,7 +51,7 @@ func calendar() *rapid.Generator[*engine.Calendar] {
 	})
 }
 
-// From draws a time at which windows begin, as a function that returns a calendar with it.
+// From draws a Begin, as a function that returns a calendar with it.
 func From() *rapid.Generator[func(*engine.Calendar) *engine.Calendar] {
 	return rapid.Custom(func(t *rapid.T) func(*engine.Calendar) *engine.Calendar {
 		b := engine.Begin{
@@ -83,7 +83,7 @@ func nominal(c *engine.Calendar) engine.Micros {
 	return lengths[c.Unit()] * engine.Micros(c.Every())
 }
 
-// windows caches the windows that were found, since finding one is slow.
+// windows caches the windows found so far, because the search is slow.
 type windows map[*engine.Calendar][][2]engine.Micros
 
 // at returns the window of c that contains now.
@@ -98,8 +98,8 @@ func (w windows) at(c *engine.Calendar, now engine.Micros) (start, end engine.Mi
 	return start, end
 }
 
-// CalendarWindow is the twin of [engine.Calendar.Edges]: it returns the window of c that contains now. It reads the
-// date off the zone's clocks; a window ends when they show, for the first time, a date in a later one.
+// CalendarWindow is the twin of [engine.Calendar.Edges]: it returns the window of c that contains now. It reads the zone's clocks. A
+// window ends when they first show a date of a later window.
 func CalendarWindow(c *engine.Calendar, now engine.Micros) (start, end engine.Micros) {
 	present := reached(c, now)
 	longest := 2*nominal(c) + 3*day
@@ -108,8 +108,8 @@ func CalendarWindow(c *engine.Calendar, now engine.Micros) (start, end engine.Mi
 	return start, end
 }
 
-// reached returns the highest label that the clocks have shown in the last hours. Clocks never go back by more than
-// that, and change only at whole or half minutes.
+// reached returns the highest label that the clocks have shown in the last 3 hours. Clocks never go back further, and change only at
+// whole or half minutes.
 func reached(c *engine.Calendar, now engine.Micros) int {
 	const back, step = 3 * time.Hour, 30 * time.Second
 	t := time.UnixMicro(int64(now)).In(c.Location())
@@ -124,7 +124,7 @@ func reached(c *engine.Calendar, now engine.Micros) int {
 	return highest
 }
 
-// label returns a number for the period that contains t, which is higher for later periods: the date on which it began.
+// label returns a number for the period that contains t, which increases from period to period: the period's first date.
 func label(c *engine.Calendar, t time.Time) int {
 	year, month, day := t.Date()
 	began := beginning(c, year, month, day)
@@ -144,7 +144,7 @@ func label(c *engine.Calendar, t time.Time) int {
 	return (began.Year()*100+int(began.Month()))*100 + began.Day()
 }
 
-// beginning returns when a period begins: on the day, or in the week, the months or the year of a date.
+// beginning returns the beginning of the day, week, months or year that contain a date.
 func beginning(c *engine.Calendar, year int, month time.Month, day int) time.Time {
 	from, _ := c.Begin()
 	switch c.Unit() {

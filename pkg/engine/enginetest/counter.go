@@ -14,13 +14,13 @@ type counter struct {
 	hits   hits
 	bucket bucket
 	slots  slots
-	until  engine.Micros // from this time on the counter is irrelevant; 0 if the key has not been seen
+	until  engine.Micros // time from which the counter is irrelevant; 0 for a new key
 }
 
 // at returns a copy of the counter of l, brought up to date.
 func (m *Model) at(l *engine.Limit, now engine.Micros) *counter {
 	c := m.counters[l.Slot()]
-	if now >= c.until || c.bucket.last >= c.until { // what was refunded can leave a bucket that says nothing, at any time
+	if now >= c.until || c.bucket.last >= c.until { // a refund at any time can empty a bucket
 		c = counter{}
 	}
 	switch l.Algorithm {
@@ -48,7 +48,7 @@ func (m *Model) keep(l *engine.Limit, c *counter, now engine.Micros) {
 		c.hits = c.hits.trim(l)
 		c.until = c.hits.until(l)
 	case engine.TokenBucket, engine.LeakyBucket:
-		if l.Hits == 0 { // the state of a bucket that never fills is not changed
+		if l.Hits == 0 { // a bucket that never fills keeps its state
 			return
 		}
 		switch {
@@ -67,14 +67,14 @@ func (m *Model) keep(l *engine.Limit, c *counter, now engine.Micros) {
 	m.counters[l.Slot()] = *c
 }
 
-// clone returns a copy that can be changed without changing m, since counters are never changed in place.
+// clone returns a copy of m. Changes to the copy do not affect m, because counters are never modified in place.
 func (m *Model) clone() *Model {
 	return &Model{counters: maps.Clone(m.counters), gate: m.gate, windows: m.windows}
 }
 
 func (c *counter) seen() bool { return c.until > 0 }
 
-// begins reports whether the key has not been seen before and it matters when it was first seen.
+// begins reports whether the key is new and the time of its first use matters.
 func (c *counter) begins(l *engine.Limit) bool {
 	return l.Algorithm == engine.TokenBucket && l.Hits > 0 && l.Initial < l.Burst && !c.seen()
 }
@@ -94,7 +94,7 @@ func (c *counter) worthKeeping(l *engine.Limit) bool {
 // takesBack reports whether refunding hits changes the counter.
 func (c *counter) takesBack(l *engine.Limit, hits uint64) bool {
 	switch l.Algorithm {
-	case engine.LeakyBucket: // turns in the queue have been promised
+	case engine.LeakyBucket: // promised turns remain
 		return false
 	case engine.TokenBucket:
 		return l.Hits > 0 && hits > 0 && c.bucket.spent.Sign() > 0
@@ -103,7 +103,7 @@ func (c *counter) takesBack(l *engine.Limit, hits uint64) bool {
 	return c.seen()
 }
 
-// left returns how many hits are left.
+// left returns the number of hits left.
 func (c *counter) left(l *engine.Limit, owner string) uint64 {
 	switch l.Algorithm {
 	case engine.FixedWindow:
@@ -129,7 +129,7 @@ func (c *counter) fits(l *engine.Limit, cost uint64, owner string) bool {
 	case engine.Concurrency:
 	}
 	if l.Hits > 0 && cost <= c.slots.own(owner) {
-		return true // it needs no further slots
+		return true // needs no additional slots
 	}
 	return c.slots.others(owner)+cost <= l.Hits
 }
@@ -142,7 +142,7 @@ func capacity(l *engine.Limit) uint64 {
 	return l.Burst + l.Debt
 }
 
-// spend takes t.Cost, which fits, and returns how many of its slots its owner already held.
+// spend consumes t.Cost, which must fit, and returns the number of its slots that the owner already held.
 func (c *counter) spend(l *engine.Limit, now engine.Micros, t engine.Take) (renewed uint64) {
 	switch l.Algorithm {
 	case engine.FixedWindow:
@@ -152,7 +152,7 @@ func (c *counter) spend(l *engine.Limit, now engine.Micros, t engine.Take) (rene
 	case engine.TokenBucket, engine.LeakyBucket:
 		last, mixed := c.bucket.full, c.bucket.mixed(l, now)
 		c.bucket.take(t.Cost)
-		if c.bucket.keep(l, now); mixed { // behind the last turn that was promised
+		if c.bucket.keep(l, now); mixed { // after the last promised turn
 			alone := bucket{spent: rat(t.Cost)}
 			c.bucket.fillsAt(l, last+ceil(alone.wait(l)))
 			c.bucket.many = true
@@ -163,8 +163,7 @@ func (c *counter) spend(l *engine.Limit, now engine.Micros, t engine.Take) (rene
 	return renewed
 }
 
-// overspend counts a rejected cost, to the extent that rejected hits are counted, and reports whether that changes
-// anything.
+// overspend consumes a rejected cost if l counts rejected hits, and reports whether that changes anything.
 func (c *counter) overspend(l *engine.Limit, now engine.Micros, cost uint64) bool {
 	switch l.Algorithm {
 	case engine.FixedWindow:
@@ -183,7 +182,7 @@ func (c *counter) overspend(l *engine.Limit, now engine.Micros, cost uint64) boo
 	return true
 }
 
-// give refunds hits as t says: if its window is not 0, they were spent in the one that starts then.
+// give refunds hits. If t.Window is not 0, it is the start of the window in which the hits were consumed.
 func (c *counter) give(l *engine.Limit, now engine.Micros, t engine.Take, hits uint64) {
 	switch l.Algorithm {
 	case engine.FixedWindow:
@@ -212,7 +211,7 @@ func (c *counter) window(l *engine.Limit) int64 {
 	return int64(c.fixed.start)
 }
 
-// wait returns how long a hit that is admitted now waits for its turn.
+// wait returns the time until the turn of a hit admitted now.
 func (c *counter) wait(l *engine.Limit, now engine.Micros) time.Duration {
 	if l.Algorithm != engine.LeakyBucket || l.Hits == 0 {
 		return 0
@@ -220,7 +219,7 @@ func (c *counter) wait(l *engine.Limit, now engine.Micros) time.Duration {
 	return span(c.bucket.whole(l, now) - now)
 }
 
-// lefts returns how many hits each limit has left.
+// lefts returns the hits left of each limit.
 func (m *Model) lefts(l engine.Limits, now engine.Micros, owner string) []uint64 {
 	lefts := make([]uint64, len(l))
 	for i := range l {
@@ -259,13 +258,13 @@ func (m *Model) retryAfter(l *engine.Limit, now engine.Micros, t engine.Take) ti
 		return whole
 	}
 	alone := Model{}
-	alone.keep(l, c, now) // as if it were stored now
+	alone.keep(l, c, now) // as if it had been stored now
 	fits := func(after engine.Micros) bool { return alone.at(l, now+after).fits(l, cost, t.Owner) }
 	return span(search(engine.Micros(whole/time.Microsecond), fits))
 }
 
-// search returns the smallest number from 0 to most for which is returns true, or most if there is none. If is returns
-// true for a number, it must do so for all larger ones.
+// search returns the smallest number from 0 to most for which is returns true, or most if there is none. is must be monotonic: true for
+// every number above one for which it is true.
 func search(most engine.Micros, is func(engine.Micros) bool) engine.Micros {
 	low, high := engine.Micros(0), most
 	for low < high {
@@ -300,7 +299,7 @@ func floor(x *big.Rat) int64 {
 	return new(big.Int).Div(x.Num(), x.Denom()).Int64() // Euclidean division, which rounds down because denominators are positive
 }
 
-// ceil returns x rounded up, and at most 2^53, which is later than anything that matters.
+// ceil returns x rounded up, at most 2^53, which is later than any time that matters.
 func ceil(x *big.Rat) engine.Micros {
 	if latest := big.NewRat(1<<53, 1); x.Cmp(latest) > 0 {
 		x = latest

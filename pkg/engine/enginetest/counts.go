@@ -8,7 +8,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// fixed is a fixed window.
+// fixed is the state of a fixed window.
 type fixed struct {
 	start, end   engine.Micros
 	count        uint64
@@ -41,28 +41,28 @@ func (f *fixed) add(hits uint64) {
 	f.begun = true
 }
 
-// give refunds hits, unless so many were spent that it is not known how many.
+// give refunds hits, unless the count has reached its maximum and may have lost hits.
 func (f *fixed) give(hits uint64) {
 	if f.count < engine.MaxHits {
 		f.count = minus(f.count, hits)
 	}
 }
 
-// hit is the hits of one take.
+// hit holds the hits of one take.
 type hit struct {
 	at engine.Micros
 	n  uint64
 }
 
-// hits are those of a sliding window or a log, in the order in which they came. What came at one time is one entry.
+// hits holds the hits of a sliding window or a log, in order of arrival. Hits that arrive at the same time are one entry.
 type hits struct {
 	all     []hit
-	live    []hit         // those that count for the limit by which they were brought up to date
-	longest engine.Micros // window of all limits that took from it
-	most    uint64        // hits of any of these limits
+	live    []hit         // hits that count for the limit of the last update
+	longest engine.Micros // longest window of the limits that took from it
+	most    uint64        // largest number of hits of these limits
 }
 
-// at returns h as it is now for l, without what counts for none of the limits that took from it.
+// at returns h at now for l, without hits that count for no limit that took from it.
 func (h hits) at(l *engine.Limit, now engine.Micros) hits {
 	after := hits{longest: max(l.Window, h.longest), most: max(l.Hits, h.most)}
 	kept := *l
@@ -88,7 +88,7 @@ func (h hits) at(l *engine.Limit, now engine.Micros) hits {
 	return after
 }
 
-// trim drops from a log what comes before twice as many hits as the largest limit has: it can be over by so many.
+// trim drops hits of a log that precede the last 2·most hits, because a count is at most twice the limit.
 func (h hits) trim(l *engine.Limit) hits {
 	for l.Algorithm == engine.SlidingLog && len(h.all) > 0 && total(h.all[1:]) >= 2*h.most {
 		h.all = h.all[1:]
@@ -96,7 +96,7 @@ func (h hits) trim(l *engine.Limit) hits {
 	return h
 }
 
-// until returns from when on nothing counts for any limit.
+// until returns the time from which no hit counts for any limit.
 func (h hits) until(l *engine.Limit) engine.Micros {
 	if len(h.all) == 0 {
 		return 0
@@ -121,7 +121,7 @@ func cell(l *engine.Limit, t engine.Micros) int64 {
 	return floor(length.Quo(new(big.Rat).SetInt64(int64(t)), length))
 }
 
-// whole returns when no hit counts for l any more.
+// whole returns the time from which no hit counts for l.
 func (h hits) whole(l *engine.Limit) engine.Micros {
 	if len(h.live) == 0 {
 		return 0
@@ -171,19 +171,19 @@ func (h hits) give(n uint64) hits {
 	return h
 }
 
-// slot is a slot in use.
+// slot is an occupied slot.
 type slot struct {
 	taken, end engine.Micros
 	owner      string
 }
 
-// slots are the slots in use, as of the last time that is known to have come: of a take, or at which one of them ended.
+// slots holds the occupied slots at the latest known time: of a take, or of the end of a slot.
 type slots struct {
 	all []slot
 	at  engine.Micros
 }
 
-// asOf returns s as it is now. Where the clock went back, all moves with it.
+// asOf returns s at now. If the clock went back, all times move back with it.
 func (s slots) asOf(now engine.Micros) slots {
 	moved := max(0, s.at-now)
 	after := slots{at: s.at - moved}
@@ -198,7 +198,7 @@ func (s slots) asOf(now engine.Micros) slots {
 	return after.orNone()
 }
 
-// orNone returns s, or nothing if no slot is in use.
+// orNone returns s, or the zero value if no slot is occupied.
 func (s slots) orNone() slots {
 	if len(s.all) == 0 {
 		return slots{}
@@ -214,7 +214,7 @@ func (s slots) whole() engine.Micros {
 	return end
 }
 
-// others returns how many slots are held by others than owner; if owner is empty, all of them are.
+// others returns the number of slots that owner does not hold. If owner is empty, that is all of them.
 func (s slots) others(owner string) (n uint64) {
 	for _, x := range s.all {
 		if owner == "" || x.owner != owner {
@@ -224,16 +224,16 @@ func (s slots) others(owner string) (n uint64) {
 	return n
 }
 
-// own returns how many slots are held by owner.
+// own returns the number of slots that owner holds.
 func (s slots) own(owner string) uint64 { return uint64(len(s.all)) - s.others(owner) }
 
-// take takes n slots. If there is an owner, it holds at least n slots afterwards, and none of its slots ends before end.
+// take takes n slots. An owner then holds at least n slots, none of which ends before end.
 func (s slots) take(n uint64, owner string, now, end engine.Micros) (after slots, renewed uint64) {
 	own := s.own(owner)
 	after = slots{all: slices.Clone(s.all), at: now}
 	for i := range after.all {
 		if x := &after.all[i]; owner != "" && x.owner == owner {
-			end = max(end, x.end) // they all end at the same time
+			end = max(end, x.end) // all slots of an owner end at the same time
 			x.taken, x.end = now, end
 		}
 	}
@@ -243,7 +243,7 @@ func (s slots) take(n uint64, owner string, now, end engine.Micros) (after slots
 	return after, min(n, own)
 }
 
-// give releases n slots of an owner, or n without an owner, beginning with those that end first.
+// give releases n slots of an owner or, without one, n ownerless slots, starting with those that end first.
 func (s slots) give(n uint64, owner string) slots {
 	all := slices.Clone(s.all)
 	slices.SortStableFunc(all, func(a, b slot) int { return cmp.Or(cmp.Compare(a.end, b.end), cmp.Compare(a.taken, b.taken)) })

@@ -12,7 +12,7 @@ type gate struct {
 	end, length, until engine.Micros
 }
 
-// left returns how long the penalty still lasts.
+// left returns the remaining time of the penalty.
 func (g *gate) left(now engine.Micros) time.Duration {
 	if now >= g.until {
 		return 0
@@ -22,7 +22,7 @@ func (g *gate) left(now engine.Micros) time.Duration {
 
 func (g *gate) runs(now engine.Micros) bool { return g.left(now) > 0 }
 
-// settle moves a penalty that began in the future, so that it begins now.
+// settle makes a penalty from the future begin now.
 func (g *gate) settle(now engine.Micros) {
 	if future := g.end - now - g.length; future > 0 {
 		g.end -= future
@@ -30,7 +30,7 @@ func (g *gate) settle(now engine.Micros) {
 	}
 }
 
-// reject turns the counter's answer into that of the gate.
+// reject turns the counter's decision into the gate's rejection.
 func (g *gate) reject(d engine.Decision, now engine.Micros) engine.Decision {
 	d.Admitted, d.Left, d.Wait, d.Renewed = 0, 0, 0, 0
 	d.Penalty = g.left(now)

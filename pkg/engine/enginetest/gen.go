@@ -14,7 +14,7 @@ const (
 	year                 = 365 * day
 )
 
-// Start is a time in September 2026 at which every window that [Limit] draws begins, except weeks and longer ones.
+// Start is a time in September 2026 at which every window drawn by [Limit] begins, except windows of a week or longer.
 const Start = 20_720 * day
 
 // Limit draws a limit that is valid on its own, outside a list.
@@ -79,7 +79,7 @@ func Limits() *rapid.Generator[engine.Limits] {
 	}).Filter(func(l engine.Limits) bool { return l.Validate() == nil })
 }
 
-// window draws the length of a window: Envoy's units and their multiples, and some lengths that divide nothing evenly.
+// window draws the length of a window: Envoy's units, their multiples, and lengths that divide nothing evenly.
 func window() *rapid.Generator[engine.Micros] {
 	return rapid.Custom(func(t *rapid.T) engine.Micros {
 		unit := rapid.SampledFrom([]engine.Micros{second, second, 60 * second, 3600 * second, day, 7 * day, 30 * day, year}).Draw(t, "unit")
@@ -131,7 +131,7 @@ func numbers(t *rapid.T, l *engine.Limit) {
 	}
 }
 
-// others draws small values for parameters that nothing here knows.
+// others draws small values for parameters without a generator of their own.
 func others(t *rapid.T, l *engine.Limit) {
 	for p := range engine.Parameters() {
 		switch p {
@@ -165,7 +165,7 @@ func Penalty() *rapid.Generator[*engine.Penalty] {
 	})
 }
 
-// Take draws a take of l, with costs around its numbers and at the extremes of what a request can contain.
+// Take draws a take of l, with costs near its numbers and at the extremes of the protocol.
 func Take(l engine.Limits) *rapid.Generator[engine.Take] {
 	costs := []uint64{0, 1, 1 << 32, 1 << 53, 1<<53 + 1, 1 << 63, 1<<64 - 1}
 	holders := false
@@ -189,8 +189,7 @@ func Take(l engine.Limits) *rapid.Generator[engine.Take] {
 	})
 }
 
-// Later draws how far the clock moves between two calls: not at all, a little, to a time at which something changes for
-// l, or backwards.
+// Later draws the time between two calls: none, a little, up to a time at which something changes for l, or a negative one.
 func Later(l engine.Limits) *rapid.Generator[engine.Micros] {
 	moves := []engine.Micros{0, 0, 0, 1, 1000, second}
 	for _, x := range l {

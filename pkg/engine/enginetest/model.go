@@ -1,10 +1,10 @@
-// Package enginetest has a slow and obvious twin of pkg/engine, with which the engine and the stores are compared, and
-// generators of limits and takes that favor edge cases.
+// Package enginetest implements a slow, obvious twin of pkg/engine, the reference for the engine and the backends, and generators of
+// limits and takes that favor edge cases.
 //
-// Where the engine keeps a timestamp, the twin keeps the tokens of a bucket as a rational number; where the engine
-// merges hits, the twin keeps a list of them; where the engine divides to see how many fit, the twin takes one after
-// the other; where the engine computes when a cost will pass, the twin searches for that time; and where the engine
-// knows when a day begins in a time zone, the twin keeps looking at a clock on the wall there.
+// Where the engine keeps a timestamp, the twin keeps the tokens of a bucket as a rational number. Where the engine merges hits, the twin
+// lists them. Where the engine divides to count how many takes fit, the twin takes one after the other. Where the engine computes the
+// time at which a cost is admitted, the twin searches for it. And where the engine computes the beginning of a day in a time zone, the
+// twin reads the zone's clock until the date changes.
 package enginetest
 
 import (
@@ -14,8 +14,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Model is the twin of all states of one descriptor, including that of a penalty. The zero Model is that of a key not
-// seen before. The time of a call is proportional to Count and Extra, which should be small.
+// Model is the twin of all states of one descriptor, including a penalty's. The zero Model is that of a new key. A call takes time
+// proportional to Count and Extra, which should be small.
 type Model struct {
 	counters map[engine.Slot]counter
 	gate     gate
@@ -42,7 +42,7 @@ func (m *Model) Take(l engine.Limits, p *engine.Penalty, now engine.Micros, t en
 			return one
 		case i == 0:
 			d = one
-		case met: // it reached the counter, rather than stopping at the gate
+		case met: // the take reached the counter and did not stop at the gate
 			one.Admitted += d.Admitted
 			one.Wait, one.Renewed = d.Wait, d.Renewed
 			d = one
@@ -58,7 +58,7 @@ func (m *Model) Take(l engine.Limits, p *engine.Penalty, now engine.Micros, t en
 	return d
 }
 
-// takeOne takes once, and reports whether it reached the counter rather than stopping at the gate.
+// takeOne decides a single take, and reports whether it reached the counter rather than stopping at the gate.
 func (m *Model) takeOne(l engine.Limits, p *engine.Penalty, now engine.Micros, t engine.Take) (engine.Decision, bool) {
 	t.Count, t.Extra = 1, 0
 	if p == nil {
@@ -80,7 +80,7 @@ func (m *Model) takeOne(l engine.Limits, p *engine.Penalty, now engine.Micros, t
 	return d, true
 }
 
-// takeExtra takes up to t.Extra more and adds them to d. It ends with the first rejection, which changes nothing.
+// takeExtra takes up to t.Extra more and adds them to d. It ends at the first rejection, which changes nothing.
 func (m *Model) takeExtra(l engine.Limits, now engine.Micros, t engine.Take, d *engine.Decision) {
 	t.Count = 1
 	for i := range t.Extra {
@@ -97,7 +97,7 @@ func (m *Model) takeExtra(l engine.Limits, now engine.Micros, t engine.Take, d *
 	}
 }
 
-// count makes one take from the counters.
+// count decides one take on the counters.
 func (m *Model) count(l engine.Limits, now engine.Micros, t engine.Take) engine.Decision {
 	d := m.judge(l, now, t)
 	for i := range l {
@@ -134,7 +134,7 @@ func (m *Model) Peek(l engine.Limits, p *engine.Penalty, now engine.Micros, t en
 	return d
 }
 
-// start writes the counters of buckets that begin to fill when they are first asked.
+// start stores the counters of buckets that begin to fill at the first call.
 func (m *Model) start(l engine.Limits, now engine.Micros) {
 	for i := range l {
 		if c := m.at(&l[i], now); c.begins(&l[i]) {
@@ -143,7 +143,7 @@ func (m *Model) start(l engine.Limits, now engine.Micros) {
 	}
 }
 
-// look takes from a copy as often as possible, and answers with the state of the original.
+// look counts admissions on a copy and returns the state of the original.
 func (m *Model) look(l engine.Limits, now engine.Micros, t engine.Take) engine.Decision {
 	d := m.judge(l, now, t)
 	if d.Admitted == 1 && t.Cost == 0 {
@@ -173,7 +173,7 @@ func (m *Model) look(l engine.Limits, now engine.Micros, t engine.Take) engine.D
 	return d
 }
 
-// judge returns whether one take would be admitted, which limit is reported, and what that limit has left.
+// judge decides one take: whether it is admitted, the strictest limit, and the hits left of that limit.
 func (m *Model) judge(l engine.Limits, now engine.Micros, t engine.Take) engine.Decision {
 	rejecting := m.rejecting(l, now, t)
 	d := engine.Decision{Strictest: m.strictest(l, now, t, rejecting)}
@@ -198,8 +198,8 @@ func (m *Model) rejecting(l engine.Limits, now engine.Micros, t engine.Take) []b
 	return rejecting
 }
 
-// strictest returns the limit that is reported: of those that reject, the one that does so for longest; if none does,
-// the one with the least left.
+// strictest returns the strictest limit: among those that reject, the one with the longest RetryAfter; otherwise the one with the least
+// left.
 func (m *Model) strictest(l engine.Limits, now engine.Micros, t engine.Take, rejecting []bool) int {
 	lefts := m.lefts(l, now, t.Owner)
 	least := slices.Index(lefts, slices.Min(lefts))

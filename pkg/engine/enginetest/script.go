@@ -10,9 +10,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Call is what a script asks of a counter.
+// Call is one operation of a script on a counter.
 type Call struct {
-	Counter int // a number; counters of a script are independent
+	Counter int // number of the counter; counters of a script are independent
 	Limits  engine.Limits
 	Penalty *engine.Penalty
 	Reserve *engine.Reserve
@@ -22,29 +22,29 @@ type Call struct {
 	Force   bool // for reset
 }
 
-// script is a script that runs.
+// script is a running script.
 type script struct {
 	t       testing.TB
 	decide  func(Call) engine.Decision
-	counter Call // what is asked of the counter, but for the call
+	counter Call // current counter; the fields of the operation are unset
 	line    string
-	words   []string // of the line, those that are left
+	words   []string // remaining words of the line
 }
 
-// PlayScript returns a script with the answers that decide gives. A script is paragraphs of commands, each followed by the
-// engine's answers, which begin with two spaces; a line that begins with # is a comment. The commands are
+// PlayScript returns a script with the decisions of decide. A script consists of paragraphs of commands. The decisions follow each
+// command, in lines that begin with two spaces. A line that begins with # is a comment. The commands are
 //
-//	limit ALGORITHM N per UNIT [OPTION VALUE]…   a new counter of one limit
-//	and ALGORITHM N per UNIT [OPTION VALUE]…     one more limit of the counter, which makes it a list
+//	limit ALGORITHM N per UNIT [OPTION VALUE]…   creates a counter with one limit
+//	and ALGORITHM N per UNIT [OPTION VALUE]…     adds a limit to the counter, which makes it a list
 //	penalty FOR on exceeded|reached [escalate N max TIME]
-//	reserve TIME [return]                        takes may reserve for so long, after which hits stay spent, or come back
-//	now limit …                                  the limit changes, as by a reload, and the counter stays
+//	reserve TIME [return]                        lets takes reserve hits; after TIME they stay consumed, or are refunded
+//	now limit …                                  changes the limit, as a reload does, and keeps the counter
 //	at TIME take|look|give|settle [COST] [x COUNT] [extra N] [by OWNER] [from TIME] [as RESERVATION]
 //	at TIME reset [force]
-//	from TIME every TIME until TIME take …       the same many times, answered by a row of ✓ and ✗
+//	from TIME every TIME until TIME take …       repeats a take, answered by a row of ✓ and ✗
 //
-// Times are Go durations since [Start], or dates as RFC 3339 has them. A limit with the option "calendar ZONE" has its
-// windows named by their dates.
+// Times are Go durations since [Start], or dates in the format of RFC 3339. A limit with the option "calendar ZONE" prints its windows as
+// dates.
 func PlayScript(tb testing.TB, text string, decide func(Call) engine.Decision) string {
 	tb.Helper()
 	s := script{t: tb, decide: decide}
@@ -70,7 +70,7 @@ func (s *script) fatalf(format string, args ...any) {
 	s.t.Fatalf("%s: %s", strings.TrimSpace(s.line), fmt.Sprintf(format, args...))
 }
 
-// next is the next word, or empty at the line's end.
+// next returns the next word, or "" at the end of the line.
 func (s *script) next() string {
 	if len(s.words) == 0 {
 		return ""
@@ -80,7 +80,7 @@ func (s *script) next() string {
 	return word
 }
 
-// accept takes the next word if it is word.
+// accept consumes the next word if it equals word.
 func (s *script) accept(word string) bool {
 	if len(s.words) == 0 || s.words[0] != word {
 		return false
@@ -113,7 +113,7 @@ func (s *script) span() engine.Micros {
 	return engine.Micros(d / time.Microsecond)
 }
 
-// time reads a moment.
+// time parses a time.
 func (s *script) time() engine.Micros {
 	if t, err := time.Parse(time.RFC3339Nano, s.words[0]); err == nil {
 		s.next()
@@ -122,7 +122,7 @@ func (s *script) time() engine.Micros {
 	return Start + s.span()
 }
 
-// run runs one command and gives the answers.
+// run runs one command and returns the decisions.
 func (s *script) run() []string {
 	switch word := s.next(); word {
 	case "limit":
@@ -159,7 +159,7 @@ func rejection(l engine.Limit) []string {
 	return nil
 }
 
-// and makes a list of the counter.
+// and adds a limit to the counter.
 func (s *script) and() []string {
 	l := append(s.counter.Limits, s.limit())
 	for i := range l {
@@ -173,7 +173,7 @@ func (s *script) and() []string {
 	return nil
 }
 
-// limit reads a limit from the algorithm's name on.
+// limit parses a limit, beginning with the algorithm's name.
 func (s *script) limit() engine.Limit {
 	a, err := engine.ParseAlgorithm(s.next())
 	if err != nil {
@@ -183,7 +183,7 @@ func (s *script) limit() engine.Limit {
 	s.expect("per")
 	period := strings.Join(s.words[:min(2, len(s.words))], " ")
 	l.Window = s.window()
-	given := map[string]engine.Limit{} // a limit with nothing but the parameter of that name
+	given := map[string]engine.Limit{} // by option: a limit with only that parameter set
 	for len(s.words) > 0 {
 		word := s.next()
 		given[word] = s.option(word, period)
@@ -201,7 +201,7 @@ func (s *script) limit() engine.Limit {
 	return l
 }
 
-// option reads the value of a parameter. What a window is was said before.
+// option parses the value of a parameter. period is the window, which was parsed before.
 func (s *script) option(word, period string) (l engine.Limit) {
 	if word == "calendar" {
 		l.Calendar = s.calendar(period)
@@ -230,7 +230,7 @@ func (s *script) option(word, period string) (l engine.Limit) {
 	return l
 }
 
-// window reads a unit's name, or several units, or a time.
+// window parses a unit, a number of units, or a duration.
 func (s *script) window() engine.Micros {
 	const day = 86400e6
 	units := map[string]engine.Micros{
@@ -247,7 +247,7 @@ func (s *script) window() engine.Micros {
 	return s.span()
 }
 
-// calendar reads a zone, and when windows begin if that follows after commas: Europe/Berlin,day=15,hour=9. What a window is was said
+// calendar parses a zone and, after commas, when windows begin: Europe/Berlin,day=15,hour=9. period is the window, which was parsed
 // before: day, or 3 month.
 func (s *script) calendar(period string) *engine.Calendar {
 	units := map[string]engine.CalendarUnit{
@@ -295,7 +295,7 @@ func (s *script) penalty() {
 	s.counter.Penalty = p
 }
 
-// operation reads an operation and carries it out, and puts the answer in words.
+// operation parses an operation, runs it, and formats its decision.
 func (s *script) operation(now engine.Micros) string {
 	c := s.counter
 	switch c.Verb, c.Now = s.next(), now; c.Verb {
@@ -309,7 +309,7 @@ func (s *script) operation(now engine.Micros) string {
 	return answer(c.Verb, c.Take, s.decide(c), s.zone())
 }
 
-// take reads what is taken.
+// take parses the arguments of a take.
 func (s *script) take() engine.Take {
 	k := engine.Take{Cost: 1, Count: 1}
 	if len(s.words) > 0 && strings.Trim(s.words[0], "0123456789") == "" {
@@ -334,7 +334,7 @@ func (s *script) take() engine.Take {
 	return k
 }
 
-// row makes the same call many times.
+// row repeats a call at regular times.
 func (s *script) row() string {
 	now := Start + s.span()
 	s.expect("every")
@@ -358,8 +358,8 @@ func (s *script) row() string {
 	return b.String()
 }
 
-// answer puts a decision in words: what was admitted, what is left afterwards, and the times that are not 0.
-// With a zone the window has a date.
+// answer formats a decision: the admitted number, the hits left, and the times that are not 0. With a zone, it prints the window as a
+// date.
 func answer(verb string, k engine.Take, d engine.Decision, zone *time.Location) string {
 	var b strings.Builder
 	left := d.Left
@@ -403,7 +403,7 @@ func answer(verb string, k engine.Take, d engine.Decision, zone *time.Location) 
 	return b.String()
 }
 
-// zone is that of a counter's calendar, or nil.
+// zone returns the zone of the counter's calendar, or nil.
 func (s *script) zone() *time.Location {
 	for _, l := range s.counter.Limits {
 		if l.Calendar != nil {

@@ -255,7 +255,8 @@ func TestDeltasAndTheLastInterval(t *testing.T) {
 			got := l.lines()[15:]
 			slices.Sort(got)
 			if d := cmp.Diff([]string{
-				"ratelimit.go.numGoroutine:8|g", "ratelimit.localcache.entryCount:0.5|g", "ratelimit.localcache.hitCount:0|g", "ratelimit.redis_pool.cx_active:2|g",
+				"ratelimit.go.numGoroutine:8|g", "ratelimit.localcache.entryCount:0.5|g",
+				"ratelimit.localcache.hitCount:0|g", "ratelimit.redis_pool.cx_active:2|g",
 				"ratelimit.service.rate_limit.shop.user_u1.path.total_hits:3|c",
 			}, got); d != "" {
 				t.Errorf("the last flush (-want +got):\n%s", d)
@@ -410,7 +411,8 @@ func TestG8NoInjection(t *testing.T) {
 		for _, line := range l.lines() {
 			name, value, _ := strings.Cut(line, ":")
 			value, tags, _ := strings.Cut(value, "|#")
-			prefix := strings.HasPrefix(name, "ratelimit.service.rate_limit.evil.k_") && strings.HasSuffix(name, ".total_hits") || strings.HasPrefix(name, "ratelimitd.xds_events_total")
+			prefix := strings.HasPrefix(name, "ratelimit.service.rate_limit.evil.k_") && strings.HasSuffix(name,
+				".total_hits") || strings.HasPrefix(name, "ratelimitd.xds_events_total")
 			if !prefix || value != "1|c" || strings.ContainsAny(line, "\x00\x1b\r\u2028\u202e\u009b\u2066") || strings.Count(tags, ",") > 0 {
 				t.Errorf("bad line %q", line)
 			}

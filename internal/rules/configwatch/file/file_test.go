@@ -53,7 +53,7 @@ func watch(t *testing.T, l file.Layout, rescan time.Duration) *watched {
 	}
 	log := slog.New(slog.DiscardHandler)
 	c := configwatch.Quiet()
-	c.Loaded = func(set *descriptors.Set, _ int) {
+	c.Loaded = func(set *descriptors.Set, _ int, _ bool) {
 		var domains []string
 		for d := range set.Domains() {
 			domains = append(domains, d.Name)

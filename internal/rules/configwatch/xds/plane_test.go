@@ -169,7 +169,7 @@ func followWith(t *testing.T, c xds.Config, o descriptors.Options) *follower {
 		Empty:   true,
 		Check:   configwatch.Quiet().Check,
 		Compare: configwatch.Quiet().Compare,
-		Loaded:  func(set *descriptors.Set, _ int) { f.loaded(text(set)) },
+		Loaded:  func(set *descriptors.Set, _ int, _ bool) { f.loaded(text(set)) },
 		Invalid: func(error) { f.loaded("invalid") },
 	})
 	if c.Backoff == (xds.Backoff{}) {

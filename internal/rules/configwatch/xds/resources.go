@@ -120,7 +120,7 @@ func (c *Client) apply() (problem string) {
 		next.problem = c.compile(all)
 	}
 	c.last = next
-	c.config.Hooks.Current(next.problem == "")
+	c.config.Hooks.Current(next.problem == "" && c.rules.UsesNewestOverlay())
 	switch {
 	case next.problem != "":
 		c.config.Hooks.Event(EventInvalid)

@@ -1,11 +1,11 @@
 
--- The operations, in order. A group is a byte for its kind, the number of its operations in 4 bytes, and what they share.
--- Those of a group of kind 0 or 1 are common takes, which spend all at once or not at all: they have one key each, and
--- nothing else of their own. They share cost, count and the limit, as described in the file of the family with that number; cost·count is
--- less than 2^31, and hits and burst less than 2^32. What the loops for these two kinds cannot decide they leave to decide_one.
+-- The operations, in order. A group consists of a byte for its kind, the number of its operations in 4 bytes, and the values that they
+-- share. Operations of kinds 0 and 1 are common takes, which consume everything or nothing. They have one key each, and share cost, count
+-- and the limit, as described in the file of the family with that number; cost·count is less than 2^31, and hits and burst are less than
+-- 2^32. If the loops for these kinds cannot decide, they call decide_one.
 --
--- An answer is a double: from 0 on what a common take found, as described below; −1 if a decision follows, 9 doubles; −2
--- if the operation failed; −3 if a decision beside reservations follows, 14 doubles.
+-- An answer is a double: from 0, the result of a common take, as described below; −1 if a decision follows, 9 doubles; −2 if the
+-- operation failed; −3 if a decision with reservations follows, 14 doubles.
 local read, decide, decide_one
 local out, size, errors, readonly = {}, 0, nil, nil
 local call, unpacked, keys = redis.pcall, struct.unpack, KEYS
@@ -38,8 +38,8 @@ while pos <= length do
   local cost, count
   if kind < 2 then cost, count, pos = unpacked('<dd', asked, pos) end
   if kind == 0 then
-    -- Takes of windows aligned to the clock. Hits are counted first, because the state is a number to which Redis itself
-    -- can add, and the result is examined afterwards. The answer is how many hits were spent before.
+    -- Takes of clock-aligned windows. The hits are added first, because Redis itself can add to the state, a number; the result is
+    -- checked afterwards. The answer is the number of hits consumed before.
     local hits, window, first, counts
     hits, window, first, counts, pos = unpacked('<ddBB', asked, pos)
     local spent, start, by = cost * count, now - now % window, '1'
@@ -53,7 +53,7 @@ while pos <= length do
       if used and used >= 0 and used <= most then
         size = size + 1
         out[size] = used
-      elseif used and used < 0 and most >= 0 then -- the state is of a window that has ended, or there was none
+      elseif used and used < 0 and most >= 0 then -- the state is of a past window, or there was none
         fresh = fresh or string.format('%.0f', base)
         lasts = lasts or string.format('%.0f', math.ceil((start + window - now) / 1000) + slack)
         local done = call('SET', key, fresh, 'PX', lasts)
@@ -73,14 +73,14 @@ while pos <= length do
       end
     end
   elseif kind == 1 then
-    -- Takes of buckets that start full and have no debt and no steps, and turns of queues, which start empty. No key
-    -- comes twice. The answer is what is spent, or queued, as a numerator over us.
+    -- Takes of buckets that start full, without debt and steps, and of queues, which start empty. All keys are different. The answer is
+    -- the amount consumed or queued before, as a numerator over us.
     local us, den, burst, top, debt, initial, step, window, leaky, counts
     us, den, burst, top, debt, initial, step, window, leaky, counts, pos = unpacked('<ddddddddBB', asked, pos)
     local spends = cost * count * us
     local most = math.min((burst - cost * count + leaky) * us - leaky, 9007199254740991 - spends)
-    -- What is written where nothing was spent, which is the same for all: what stands before the last number, and until when it
-    -- matters; all of it, and for how long.
+    -- The state after a take from an unused counter is the same for all keys: first is the text before the last number, and free the time
+    -- until which it matters; full is the whole text, and fulls its lifetime.
     local first, free, full, fulls
     local states, pack = call('MGET', unpack(keys, k, k + n - 1)), struct.pack
     for i = 1, n do
@@ -96,7 +96,7 @@ while pos <= length do
         else
           local came = (now - at) * den
           if unit == us and came >= 0 and came < 9007199254740992 and came % 1 == 0 and whole >= 0 and whole % 1 == 0
-            and part >= 0 and part < us and part % 1 == 0 then -- else no script wrote this
+            and part >= 0 and part < us and part % 1 == 0 then -- otherwise no script wrote it
             queued = whole * us + part
             if queued > 9007199254740991 then queued = -1 elseif queued > came then queued = queued - came else queued = 0 end
             if leaky == 1 and last - now ~= (queued + (den - queued % den) % den) / den then queued = -1 end
@@ -134,7 +134,7 @@ while pos <= length do
       end
     end
   else
-    -- All others. What they share is nothing, and each is as described in penalty.lua.
+    -- Other operations. They share nothing, and have the format of penalty.lua.
     if not decide then read, decide, decide_one = engine() end
     for _ = 1, n do
       k = read(k)
@@ -145,7 +145,7 @@ while pos <= length do
   k = k + n
 end
 
-if readonly then return {err = readonly} end -- nothing was written, so that all of it may be sent to another server
+if readonly then return {err = readonly} end -- nothing was written, so another server may execute everything
 local packed = string.sub(asked, 1, 8) .. struct.pack('<d' .. string.rep('d', size), now, unpack(out, 1, size))
 if errors then return {packed, unpack(errors)} end
 return packed

@@ -1,21 +1,20 @@
 
--- Slots in blocks: what is in the hash that slots.lua describes, and how it is changed. All functions take the view of
--- slots.lua, of which they use
+-- Slots in blocks: access to the hash that slots.lua describes. All functions take the view of slots.lua, and use its fields
 --
--- index   of the blocks, as it is stored
--- texts   the blocks that were loaded or written, by their numbers
--- total   how many slots are in blocks
--- next    the number of the next block
--- named   whether owners have fields
--- writes  the blocks to write: true, or false for those to remove, by their numbers
--- names   the fields of owners to write: the text, or false for those to remove, by their names
--- changed whether there is anything to write
+-- index   of the blocks, as stored
+-- texts   loaded or changed blocks, by number
+-- total   number of slots in blocks
+-- next    number of the next block
+-- named   true if owners have fields
+-- writes  blocks to write (true) or to remove (false), by number
+-- names   fields of owners to write (their text) or to remove (false), by name
+-- changed true if there is anything to write
 local function slot_blocks()
   local FULL = 100 -- records in a block
   local RECORD, RECORD_SIZE = '<ddHc16', 34
   local BLOCK, BLOCK_SIZE = '<ddIIBI', 29
   local NO_OWNER = string.rep('\0', 16)
-  local spoiled = {} -- the error of a state that no script wrote
+  local spoiled = {} -- error of a state that no script wrote
 
   local function check(ok)
     if not ok then error(spoiled) end
@@ -23,14 +22,14 @@ local function slot_blocks()
 
   local function blocks(v) return #v.index / BLOCK_SIZE end
 
-  -- block returns when the i-th block's first and last record end, its slots, those without an owner, its records, its number.
+  -- block returns the ends of the i-th block's first and last record, its slots, those without an owner, its records, and its number.
   local function block(v, i)
     local first, last, n, free, records, id = struct.unpack(BLOCK, v.index, (i - 1) * BLOCK_SIZE + 1)
-    check(whole(first, MAX) and whole(last, MAX) and first <= last and free <= n and records > 0 and records <= n)
+    check(integer(first, MAX) and integer(last, MAX) and first <= last and free <= n and records > 0 and records <= n)
     return first, last, n, free, records, id
   end
 
-  -- load returns the records of the i-th block and their number.
+  -- load returns the records of the i-th block, and their number.
   local function load(l, v, i)
     local _, _, _, _, records, id = block(v, i)
     local text = v.texts[id] or redis.call('HMGET', l.key, id)[1]
@@ -39,21 +38,21 @@ local function slot_blocks()
     return text, records
   end
 
-  -- record returns the end of the j-th record of a block, when it was taken, its slots and its owner.
+  -- record returns the end of the j-th record of a block, the time of its take, its slots and its owner.
   local function record(text, j)
     local stop, taken, n, owner = struct.unpack(RECORD, text, (j - 1) * RECORD_SIZE + 1)
-    check(whole(stop, MAX) and whole(taken, stop) and n > 0)
+    check(integer(stop, MAX) and integer(taken, stop) and n > 0)
     return stop, taken, n, owner
   end
 
   local function pack(stop, taken, n, owner) return struct.pack(RECORD, stop, taken, n, owner) end
 
-  -- splice returns a text in whose place of the i-th to the j-th piece another text is.
+  -- splice returns text with the pieces from the i-th to the j-th replaced by new.
   local function splice(text, size, i, j, new)
     return string.sub(text, 1, (i - 1) * size) .. new .. string.sub(text, j * size + 1)
   end
 
-  -- describe returns what the index says of a block.
+  -- describe returns the entry of a block in the index.
   local function describe(text, n, free, id)
     local records = #text / RECORD_SIZE
     local first, last = record(text, 1), record(text, records)
@@ -61,7 +60,7 @@ local function slot_blocks()
     return struct.pack(BLOCK, first, last, n, free, records, id)
   end
 
-  -- replace replaces the i-th block by records that have so many slots more, and so many more without an owner.
+  -- replace replaces the records of the i-th block. more and freer are the changes of the number of slots and of ownerless slots.
   local function replace(v, i, text, more, freer)
     local _, _, n, free, _, id = block(v, i)
     check(n + more >= 0 and free + freer >= 0)
@@ -70,7 +69,7 @@ local function slot_blocks()
     v.index = splice(v.index, BLOCK_SIZE, i, i, text ~= '' and describe(text, n + more, free + freer, id) or '')
   end
 
-  -- create makes the i-th block of records, whose slots are in v.total already.
+  -- create inserts a block as the i-th one. v.total already includes its slots.
   local function create(v, i, text, n, free)
     local id = v.next
     v.next = (id + 1) % 4294967296
@@ -78,7 +77,7 @@ local function slot_blocks()
     v.index = splice(v.index, BLOCK_SIZE, i, i - 1, describe(text, n, free, id))
   end
 
-  -- sums returns how many slots records have, and how many of them have no owner.
+  -- sums returns the number of slots of records, and that of ownerless ones.
   local function sums(text)
     local n, free = 0, 0
     for j = 1, #text / RECORD_SIZE do
@@ -89,7 +88,7 @@ local function slot_blocks()
     return n, free
   end
 
-  -- seek returns where a record is, or should be: in which block and where in it. There must be a block.
+  -- seek returns the position of a record, or where it should be inserted: its block, and its place there. There must be a block.
   local function seek(l, v, stop, taken)
     local i, high = 1, blocks(v)
     while i < high do
@@ -110,7 +109,7 @@ local function slot_blocks()
     end
   end
 
-  -- find returns where the record of an owner is, and the block, or nothing.
+  -- find returns the position of an owner's record, and its block, or nothing.
   local function find(l, v, stop, taken, owner)
     if blocks(v) == 0 then return end
     local i, j, text, records = seek(l, v, stop, taken)
@@ -127,7 +126,7 @@ local function slot_blocks()
     end
   end
 
-  -- name gives the owners of the only block fields of their own.
+  -- name gives each owner in the only block a field.
   local function name(l, v)
     v.named = true
     local text, records = load(l, v, 1)
@@ -161,7 +160,7 @@ local function slot_blocks()
     add(l, v, stop, taken, n, owner)
   end
 
-  -- join makes one block of the i-th and the next, if they are rather empty, so that there are few blocks.
+  -- join merges the i-th block and the next one if both have few records, to keep the number of blocks low.
   local function join(l, v, i)
     if i < 1 or i >= blocks(v) then return end
     local _, _, _, _, records = block(v, i)
@@ -172,7 +171,7 @@ local function slot_blocks()
     replace(v, i, left .. right, n, free)
   end
 
-  -- resize changes how many slots the j-th record of the i-th block has; without any it is gone.
+  -- resize changes the number of slots of the j-th record of the i-th block. It removes a record without slots.
   local function resize(l, v, i, j, text, n)
     local stop, taken, old, owner = record(text, j)
     local new = n > 0 and pack(stop, taken, n, owner) or ''
@@ -183,8 +182,8 @@ local function slot_blocks()
     end
   end
 
-  -- ended returns how many of so many records at the beginning of a block have ended at a time, how many slots those have, and
-  -- when the last of them ended.
+  -- ended returns the number of records at the beginning of a block that have ended at a time, the number of their slots, and the latest
+  -- of their ends.
   local function ended(text, records, at)
     local slots, latest = 0, 0
     for j = 1, records do
@@ -195,7 +194,7 @@ local function slot_blocks()
     return records, slots, latest
   end
 
-  -- last returns when the last record ends, or 0 if there is none.
+  -- last returns the end of the last record, or 0 if there is none.
   local function last(v)
     if blocks(v) == 0 then return 0 end
     local _, stop = block(v, blocks(v))
@@ -211,7 +210,7 @@ local function slot_blocks()
     return at and string.sub(text, at - 18, at + 15)
   end
 
-  -- nth returns when the n-th slot ends, or nil if there are fewer.
+  -- nth returns the end of the n-th slot, or nil if there are fewer.
   local function nth(l, v, n)
     for i = 1, blocks(v) do
       local slots = struct.unpack('<I', v.index, (i - 1) * BLOCK_SIZE + 17)

@@ -1,17 +1,17 @@
 
 -- Token buckets and leaky buckets. Mirrors pkg/engine/bucket.go, tokenbucket.go and leakybucket.go.
 --
--- state  packed: at, n, part, unit: n + part/unit hits are spent, or queued, as of at; −unit if turns of a queue were
---        promised at different rates; full: when they will have come back, or the last turn is over; kept: until when
---        Redis keeps it; and for a bucket that does not start full, expires: until when it counts as seen
+-- state  packed: at, n, part, unit: n + part/unit hits are consumed, or queued, as of at; −unit if turns of a queue were
+--        promised at different rates; full: time when they will have come back, or the last turn is over; kept: time until
+--        which Redis keeps the state; and for a bucket that does not start full, expires: time until which it is not new
 -- limit  us, den: den hits take us µs; den is 0 if the limit is 0
---        burst: tokens, or places in the queue; most: hits that can be spent at once; debt; initial; step: its
---        fill_interval; window; flags: leaky, counts (rejected hits)
+--        burst: tokens, or places in the queue; most: maximum of consumed hits; debt; initial; step: its fill_interval;
+--        window; flags: leaky, counts (rejected hits)
 --
 -- An amount is two numbers: hits, and a numerator over us.
 families[1] = function()
   local function limit(key, us, den, burst, most, debt, initial, step, window, leaky, counts)
-    local hits = den > 0 and burst + debt or 0 -- the largest cost that ever passes
+    local hits = den > 0 and burst + debt or 0 -- the largest cost that can be admitted
     return {
       key = key, hits = hits, us = us, den = den, burst = burst, most = most, debt = debt, initial = initial, step = step,
       window = window, leaky = leaky == 1, counts = counts == 1,
@@ -25,8 +25,8 @@ families[1] = function()
     return n - m, part - qart
   end
 
-  -- span returns how long an amount lasts in whole µs, rounded down, and whether there is a remainder. What lasts longer
-  -- than 2^53 µs is more than a smaller limit knows, and is only compared.
+  -- span returns the time that an amount takes to come back in whole µs, rounded down, and whether there is a remainder. Spans above 2^53
+  -- µs, which only an amount consumed under a larger limit can reach, are only compared.
   local function span(l, n, part)
     local us, rest = muldiv(n, l.us, l.den)
     rest = rest + part
@@ -34,44 +34,44 @@ families[1] = function()
     return us + over, rest > over * l.den
   end
 
-  -- up returns how long an amount lasts in whole µs, rounded up.
+  -- up returns the time that an amount takes to come back in whole µs, rounded up.
   local function up(l, n, part)
     local us, more = span(l, n, part)
     if more then return us + 1 end
     return us
   end
 
-  -- step_up returns the first time, from t on, at which tokens come.
+  -- step_up returns the first time from t on at which tokens arrive.
   local function step_up(l, t)
     local over = l.step > 0 and t % l.step or 0
     if over > 0 then return t + l.step - over end
     return t
   end
 
-  -- at_most returns t or, if that is earlier, the time at which the bucket is full for the limit that wrote the state.
+  -- at_most returns the earlier of t and the time at which the bucket is full for the limit that wrote the state.
   local function at_most(v, t)
     if v.seen then return math.min(t, v.stop) end
     return t
   end
 
-  -- back returns when an amount, of what is spent, will have come back.
+  -- back returns the time at which an amount of the consumed hits has come back.
   local function back(l, v, n, part)
     if n == 0 and part == 0 then return now end
     return step_up(l, v.as + up(l, n, part))
   end
 
-  -- full returns when the bucket is full, or the queue empty.
+  -- full returns the time at which the bucket is full or the queue empty.
   local function full(l, v) return v.mixed and v.stop or at_most(v, back(l, v, v.n, v.part)) end
 
-  -- below returns when fewer than that many hits are spent or queued.
+  -- below returns the time at which fewer than the given hits are consumed or queued.
   local function below(l, v, hits)
     if v.n < hits then return now end
     local us = span(l, sub(l, v.n, v.part, hits, 0))
     return step_up(l, v.as + us + 1)
   end
 
-  -- gone returns how many of the hits that leave a queue evenly in the span all have left in a part of it. A queue of over
-  -- 2^48 µs counts as standing still, because muldiv ends there.
+  -- gone returns the hits that have left a queue after part of a span in which all of them leave evenly. A queue longer than 2^48 µs
+  -- counts as not moving, because muldiv ends there.
   local function gone(l, hits, part, all)
     if all > 281474976710656 then return 0, 0 end
     local n, rest = muldiv(hits, part, all)
@@ -79,12 +79,12 @@ families[1] = function()
     return n, parts
   end
 
-  -- read fills in the view from a state that is still relevant.
+  -- read sets the view from a state that is still relevant.
   local function read(l, v, at, n, part, unit)
     if at > now then v.wrote = {n, part, unit, v.expires - (at - now)} end
     local many = unit < 0
     unit = math.abs(unit)
-    if unit ~= l.us and part > 0 then -- rounded up to a fraction over us
+    if unit ~= l.us and part > 0 then -- convert to a fraction over us, rounded up
       local rest
       part, rest = muldiv(part, l.us, unit)
       if rest > 0 then part = part + 1 end
@@ -92,11 +92,11 @@ families[1] = function()
     end
     if at > now then
       v.moved, v.as, v.stop = true, now, v.stop - (at - now)
-    elseif now >= v.stop then -- for the limit that wrote it; this one may still remember that it was seen
+    elseif now >= v.stop then -- full for the limit that wrote it; this one may still need to know that it is not new
       n, part = 0, 0
     elseif l.leaky and (many or v.stop - at ~= up(l, n, part)) then
       n, part = sub(l, n, part, gone(l, n, now - at, v.stop - at))
-    else -- each moment brings hits back once, at the rate of the limit that asks after it
+    else -- in each period, hits come back at the rate of the limit that reads the state next
       v.as = math.max(v.as, at)
       n, part = sub(l, n, part, muldiv(v.as - at, l.den, l.us))
     end
@@ -106,13 +106,13 @@ families[1] = function()
 
   -- sound reports whether a script can have written these numbers.
   local function sound(at, n, part, unit, stop, kept, expires)
-    return whole(at, MAX) and whole(n, MAX) and unit >= 1 and whole(unit, 281474976710656) and whole(part, unit - 1)
-      and stop >= at and whole(stop, MAX) and expires >= stop and whole(expires, MAX) and whole(kept, 2 * MAX)
+    return integer(at, MAX) and integer(n, MAX) and unit >= 1 and integer(unit, 281474976710656) and integer(part, unit - 1)
+      and stop >= at and integer(stop, MAX) and expires >= stop and integer(expires, MAX) and integer(kept, 2 * MAX)
   end
 
-  -- In the view n + part/us hits are spent, or queued, as this limit sees it; what has come back is counted up to
-  -- view.as: now, or the last time before it at which tokens came. It is mixed if turns of a queue were promised at
-  -- different rates, or at another than this one; the last is over at view.stop.
+  -- In the view, n + part/us hits are consumed, or queued, for this limit. Hits have come back up to view.as: now, or the last step
+  -- before it. mixed is true if turns of a queue were promised at different rates, or at another than this one; the last turn ends at
+  -- view.stop.
   local function view(l)
     local v = {as = now, n = 0, part = 0, stop = 0, seen = false, moved = false, mixed = false, kept = 0}
     if l.den == 0 then return v end
@@ -123,7 +123,7 @@ families[1] = function()
       local expires = #state > 48 and struct.unpack('<d', state, 49) or stop
       if sound(at, n, part, math.abs(unit), stop, kept, expires) then
         v.stop, v.kept, v.expires = stop, kept, expires
-        v.seen = now < expires and at < expires -- else what was refunded left nothing to remember
+        v.seen = now < expires and at < expires -- otherwise a refund left nothing to remember
         if v.seen then
           read(l, v, at, n, part, unit)
           return v
@@ -134,8 +134,8 @@ families[1] = function()
     return v
   end
 
-  -- keep makes Redis keep n + part/unit as of view.as until the state expires and longer, up to twice as long or ten
-  -- seconds, and the slack, so that most writes need not set an expiry.
+  -- keep writes n + part/unit as of view.as. Redis keeps the state beyond its expiry, for up to twice as long or ten seconds, plus the
+  -- slack, so most writes need not set an expiry.
   local function keep(l, v, n, part, unit, expires)
     local keep = expires <= v.kept
     if not keep then v.kept = expires + math.max(expires - now, math.min(l.window, 10000000)) + slack * 1000 end
@@ -149,22 +149,22 @@ families[1] = function()
     v.seen = true
   end
 
-  -- write makes Redis keep the view, after hits were spent or refunded. A bucket that does not start full is remembered
-  -- until it has been full for a window.
+  -- write writes the view after hits were consumed or refunded. A bucket that does not start full is kept until it has been full for a
+  -- window.
   local function write(l, v)
     local expires = v.stop
     if l.initial < l.burst then expires = expires + l.window end
     keep(l, v, v.n, v.part, v.mixed and -l.us or l.us, expires)
   end
 
-  -- balance returns the tokens in the bucket, rounded down and rounded up.
+  -- balance returns the tokens in the bucket, rounded down and up.
   local function balance(l, v)
     local up = l.burst - v.n
     if v.part > 0 then return up - 1, up end
     return up, up
   end
 
-  -- left returns the number of tokens, or of free places. A place that is partly free accepts a hit.
+  -- left returns the number of tokens or of free places. A partly free place accepts a hit.
   local function left(l, v)
     local down, up = balance(l, v)
     return math.max(0, l.leaky and up or down)
@@ -179,14 +179,14 @@ families[1] = function()
     return math.min(math.floor((up + a.cost - 1) / a.cost), fit(math.max(0, down + l.debt)))
   end
 
-  -- spend takes hits out of the bucket, or puts them into the queue, and reports whether it took any. Only rejected hits
-  -- that count can exceed the most.
+  -- spend takes hits out of the bucket, or adds them to the queue, and reports whether it took any. Only rejected hits that count can
+  -- exceed the available ones.
   local function spend(l, v, admitted)
     local hits = spends(admitted, l.counts)
     if hits == 0 or not l.leaky and v.n >= l.most then return false end
     v.n = v.n + (l.leaky and hits or math.min(hits, l.most))
     if not l.leaky and v.n >= l.most then v.n, v.part = l.most, 0 end
-    if v.mixed then -- behind turns that were promised at other rates
+    if v.mixed then -- after turns promised at other rates
       v.stop = math.min(v.stop + admitted * up(l, a.cost, 0), MAX)
     else
       v.stop = back(l, v, v.n, v.part)
@@ -194,14 +194,14 @@ families[1] = function()
     return true
   end
 
-  -- retry_tokens returns when cost would be admitted.
+  -- retry_tokens returns the time at which cost would be admitted.
   local function retry_tokens(l, v)
     local at = back(l, v, sub(l, v.n, v.part, l.burst + l.debt - a.cost, 0))
-    if l.debt > 0 then at = math.max(at, below(l, v, l.burst)) end -- the balance has to rise above 0
+    if l.debt > 0 then at = math.max(at, below(l, v, l.burst)) end -- the balance must rise above 0
     return at_most(v, at)
   end
 
-  -- retry_turn returns when the queue has room for cost.
+  -- retry_turn returns the time at which the queue has room for cost.
   local function retry_turn(l, v)
     if v.mixed then return full(l, v) end
     return at_most(v, below(l, v, l.burst - a.cost + 1))
@@ -214,7 +214,7 @@ families[1] = function()
     if l.leaky and admitted > 0 then turn = full(l, v) - now end
     if spend(l, v, admitted) then
       write(l, v)
-    elseif a.write and v.moved then -- what another limit wrote stays as it wrote it
+    elseif a.write and v.moved then -- keep the amount as the other limit wrote it
       keep(l, v, unpack(v.wrote))
     elseif a.starts and not v.seen and l.initial < l.burst then
       v.stop = back(l, v, v.n, v.part)
@@ -225,8 +225,8 @@ families[1] = function()
     return {admitted, left, math.max(0, full(l, v) - now), math.max(0, retry - now), 0, turn, 0, 0, 0}, rejects
   end
 
-  -- give puts tokens back into the bucket, until it is full. A bucket that does not start full begins to fill with that. A
-  -- queue takes nothing back, because turns have been promised.
+  -- give puts hits back until the bucket is full. A bucket that does not start full then begins to fill. A queue refunds nothing, because
+  -- turns have been promised.
   local function give(l, v)
     if l.den == 0 then return {0, 0, 0, 0, 0, 0, 0, 0, 0} end
     if not l.leaky and a.cost > 0 and (v.n > 0 or v.part > 0) then
@@ -237,7 +237,7 @@ families[1] = function()
     return {0, left(l, v), math.max(0, full(l, v) - now), 0, 0, 0, 0, 0, 0}
   end
 
-  -- hold keeps hits that were reserved until a time from having come back before it.
+  -- hold keeps the reserved hits from coming back before the given time.
   local function hold(l, reserved, ended)
     if l.leaky or l.den == 0 then return end
     local v = view(l)

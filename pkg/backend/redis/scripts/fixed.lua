@@ -1,12 +1,12 @@
 
--- Fixed windows. Mirrors pkg/engine/fixedwindow.go, and with edges calendar.go.
+-- Fixed windows. Mirrors pkg/engine/fixedwindow.go and, with edges, calendar.go.
 --
 -- state  start + hits, as a decimal number, if the window starts at a multiple of its length and has fewer hits than µs;
 --        otherwise '=' and, packed, start, hits. The window ends one length after its start. With edges it is always '='
 --        and, packed, start, hits, end.
--- limit  hits, window, flags: first (begins with its first hit), counts (rejected hits); with edges, the times around the
---        packing of the limit, by another clock than this one, at which windows begin and end. If the second is MAX, the
---        window never ends: its key has no TTL, and reset and retry are MAX
+-- limit  hits, window, flags: first (begins with its first hit), counts (rejected hits). With edges, also the boundaries of
+--        the windows around the time of packing, on another clock than this one. If the second is MAX, the window never
+--        ends: its key has no TTL, and reset and retry are MAX
 local function fixed(format, calendar)
   local packing, size = calendar and '<ddd' or '<dd', calendar and 25 or 17
 
@@ -15,8 +15,8 @@ local function fixed(format, calendar)
       endless = calendar and select(2, ...) == MAX}
   end
 
-  -- window_at returns the window that contains now, or the one that a hit at now would begin. Before the first edge and
-  -- after the last, windows are as long as the nearest one between edges, so that every time is in exactly one window.
+  -- window_at returns the window that contains now, or that a hit at now would begin. Before the first edge and after the last, windows
+  -- have the length of the nearest one between edges, so every time is in exactly one window.
   local function window_at(l)
     local start, window = now, l.window
     local e = l.edges
@@ -31,10 +31,10 @@ local function fixed(format, calendar)
     return start, start + window
   end
 
-  -- view.known reports whether the state is of the current window; if not, moved reports whether it is from the future.
+  -- view.current is true if the state is of the current window; otherwise moved is true if it is from the future.
   local function view(l)
     local state = redis.call('GET', l.key)
-    local v = {start = 0, stop = 0, used = 0, begun = not l.first, known = false, moved = false}
+    local v = {start = 0, stop = 0, used = 0, begun = not l.first, current = false, moved = false}
     if state then
       local start, used, stop = tonumber(state), 0, 0
       if start then
@@ -45,10 +45,11 @@ local function fixed(format, calendar)
         start, used, stop = struct.unpack(packing, state, 2)
         stop = calendar and stop or start + l.window
       end
-      if now < stop and whole(start, MAX) and whole(used, MAX) and (whole(stop, start + 281474976710656) or l.endless and stop == MAX) then
+      if now < stop and integer(start, MAX) and integer(used, MAX)
+        and (integer(stop, start + 281474976710656) or l.endless and stop == MAX) then
         v.used, v.begun = used, true
         if start <= now then
-          v.start, v.stop, v.known = start, stop, true
+          v.start, v.stop, v.current = start, stop, true
           return v
         end
         v.moved = true
@@ -60,7 +61,7 @@ local function fixed(format, calendar)
 
   local function left(l, v) return math.max(0, l.hits - v.used) end
 
-  -- If rejected hits count, a look for a cost of 0 passes when exactly the limit has been used, as in envoyproxy/ratelimit.
+  -- If rejected hits count, a check of cost 0 is admitted at exactly the limit, as in envoyproxy/ratelimit.
   local function room(l, v)
     if a.probe and l.counts and not a.listed and v.used <= l.hits then return a.want end
     return fit(left(l, v))
@@ -77,12 +78,12 @@ local function fixed(format, calendar)
     end
     if l.endless then
       redis.call('SET', l.key, state)
-    elseif v.known then
+    elseif v.current then
       redis.call('SET', l.key, state, 'KEEPTTL')
     else
       redis.call('SET', l.key, state, 'PX', ttl(v.stop))
     end
-    v.begun, v.known = true, true
+    v.begun, v.current = true, true
   end
 
   local function decision(l, v, admitted, left)
@@ -103,12 +104,12 @@ local function fixed(format, calendar)
     return d, rejects
   end
 
-  -- Hits that were spent before the current window began are not refunded. A count that has reached MAX stays there: it
-  -- may have lost hits, so that what is refunded could open the window.
+  -- give does not refund hits consumed before the current window. A count of MAX does not change: it may have lost hits, so a refund
+  -- could open the window.
   local function give(l, v)
     local hits = a.cost
     if a.count ~= 0 and a.count < v.start or v.used == MAX then hits = 0 end
-    if v.moved or v.known and hits > 0 then
+    if v.moved or v.current and hits > 0 then
       v.used = math.max(0, v.used - hits)
       write(l, v)
     end

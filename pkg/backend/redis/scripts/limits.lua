@@ -1,14 +1,14 @@
 
--- One limit, or several that admit together; mirrors pkg/engine/list.go.
+-- One limit, or several that admit together. Mirrors pkg/engine/list.go.
 local limits, family = {}, {}
 
--- merge adds to a decision what is reported for all limits together: the latest window, the longest wait, the most renewed.
+-- merge combines the fields that describe all limits: the latest window, the longest wait, the most renewed.
 local function merge(d, e)
   for field = 5, 7 do d[field] = math.max(d[field], e[field]) end
   return d
 end
 
--- stricter reports whether d is stricter than e, which comes before it in the list.
+-- stricter reports whether d is stricter than e, which precedes it in the list.
 local function stricter(d, d_rejects, e, e_rejects)
   if d_rejects ~= e_rejects then return d_rejects end
   if d_rejects then return d[4] > e[4] end
@@ -24,7 +24,7 @@ local function take()
   for i = 1, #limits do
     local e, rejects = family[i].take(limits[i], views[i])
     e[8] = i - 1
-    if rejects and a.cost > limits[i].hits then e[4] = MAX end -- it never passes
+    if rejects and a.cost > limits[i].hits then e[4] = MAX end -- never admitted
     if i == 1 then
       d, over = e, rejects
     elseif stricter(e, rejects, d, over) then

@@ -1,7 +1,7 @@
 
--- muldiv returns the quotient and the remainder of a·b divided by c, for c up to 2^48. Mirrors pkg/engine/muldiv.go: a
--- product that may not fit into a double is divided digit by digit of a (Horner), in base 16, or in base 1024 if c is
--- small enough. A quotient above 2^53 is not exact, but it is greater than anything that it is compared with.
+-- muldiv returns the quotient and the remainder of a·b divided by c, for c up to 2^48. Mirrors pkg/engine/muldiv.go. A product that may
+-- not fit into a double is divided digit by digit of a (Horner), in base 16, or in base 1024 if c is small enough. A quotient above 2^53
+-- is inexact, but exceeds every value that it is compared with.
 local function muldiv(a, b, c)
   local floor = math.floor
   local product = a * b

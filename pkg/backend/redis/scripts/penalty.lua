@@ -1,9 +1,9 @@
 
--- Limits with a penalty, whose gate rejects requests while the penalty runs; mirrors pkg/engine/penalty.go.
+-- Limits with a penalty, whose gate rejects requests while the penalty runs. Mirrors pkg/engine/penalty.go.
 --
--- state  packed: at: the penalty's end; n: how long it lasts; expires: from when on the state is irrelevant
--- penalty  lasts: how long the first one lasts; max: how long any may; escalate: by what each next one grows; reached: 1 if
---          the hit that leaves nothing starts it, 0 if one that is rejected does
+-- state  packed: at: end of the penalty; n: its length; expires: time from which the state is irrelevant
+-- penalty  lasts: length of the first one; max: maximum length; escalate: factor between lengths; reached: 1 if an admitted
+--          take that leaves nothing starts it, 0 if a rejection does
 local penalty, gate
 
 local function read_gate()
@@ -11,7 +11,7 @@ local function read_gate()
   local state = redis.call('GET', gate.key)
   if state and #state == 24 then
     local at, n, expires = struct.unpack('<ddd', state)
-    if whole(at, MAX) and whole(n, 281474976710656) and expires >= at and whole(expires, at + 281474976710656) then
+    if integer(at, MAX) and integer(n, 281474976710656) and expires >= at and integer(expires, at + 281474976710656) then
       gate.at, gate.n, gate.expires = at, n, expires
     end
   end
@@ -21,8 +21,8 @@ local function write_gate()
   redis.call('SET', gate.key, struct.pack('<ddd', gate.at, gate.n, gate.expires), 'PX', ttl(gate.expires))
 end
 
--- left returns how long the penalty still runs, or 0 if none does. If that is longer than its full length, the state is
--- from the future, and counts as if it began now; a look does not move it there.
+-- left returns the remaining time of the penalty, or 0 if none is running. If that exceeds its length, the state is from the future, and
+-- the penalty counts as if it began now. A check does not move it.
 local function left()
   if now >= gate.expires then return 0 end
   if gate.at - now > gate.n then
@@ -32,31 +32,31 @@ local function left()
   return math.max(0, gate.at - now)
 end
 
--- reject turns a counter's decision into a rejection by the penalty: nothing is left while it runs.
+-- reject turns a counter's decision into a rejection by the penalty. Nothing is left while it runs.
 local function reject(d, runs)
   d[1], d[2], d[6], d[7] = 0, 0, 0, 0
   d[4], d[9] = math.max(d[4], runs), runs
   return d
 end
 
--- ask takes the given number, or looks at what they would get.
+-- ask takes count requests or, unless write is set, peeks at the result.
 local function ask(write, count)
   a.write, a.starts, a.count, a.want = write, write, count, count
   a.most = MAX
   return take()
 end
 
--- first returns how many of the given number reach the counter: those up to the one that starts the penalty.
+-- first returns the number of count requests that reach the counter: all up to the one that starts the penalty.
 local function first(count)
   if count <= 1 then return count end
   local admitted = ask(false, count)[1]
   if penalty.reached == 0 then return math.min(count, admitted + 1) end
-  local last = math.max(1, math.ceil(ask(false, 1)[2] / a.cost)) -- the one that leaves nothing
+  local last = math.max(1, math.ceil(ask(false, 1)[2] / a.cost)) -- the first that leaves nothing
   if last > admitted or last > 1 and a.owner ~= '' then return count end
   return last
 end
 
--- starts reports whether the answer to the given number starts a penalty.
+-- starts reports whether d, the decision on count requests, starts a penalty.
 local function starts(d, count)
   local admitted = d[1]
   if penalty.reached == 0 then return admitted < count end
@@ -86,13 +86,13 @@ local function take_gated()
   if not starts(d, part) then return d end
   d[9] = start()
   if d[1] < count then d[4] = math.max(d[4], d[9]) end
-  if d[1] == part and part < count then -- the rest meets the gate, not the counter
+  if d[1] == part and part < count then -- the rest reaches the gate, but not the counter
     d[4] = math.max(d[4], ask(false, 1)[4])
   end
   return d
 end
 
--- reset_gated resets the limits, and the penalty unless it runs and nothing is forced.
+-- reset_gated resets the limits and the penalty. During a penalty, it does nothing unless forced.
 local function reset_gated()
   local runs = left()
   if a.mode == 5 and runs > 0 then return reject(give(), runs) end
@@ -117,7 +117,7 @@ local function decide_gated()
   return d
 end
 
--- decide decides the operation that was read, and returns its decision.
+-- decide decides the operation that was read, and returns the decision.
 local function decide()
   if penalty then return decide_gated() end
   if reserve then return decide_reserving() end
@@ -126,10 +126,10 @@ local function decide()
   return reset()
 end
 
--- read reads the operation at pos, whose first key is KEYS[k], and returns the first key after it. An operation is: cost,
--- count, want; and, as bytes, mode, how many limits it has, 1 with a penalty, 2 with reservations or 3 if their names may
--- repeat, 1 with an owner; the penalty or what reserve.lua describes, if there is one; for each limit a byte for its family and the limit, as described in the family's file; and 16 bytes that identify
--- the owner, if there is one.
+-- read reads the operation at pos, whose first key is KEYS[k], and returns the index of the first key after it. An operation consists of
+-- cost, count, want; as bytes, mode, the number of limits, 1 with a penalty, 2 with reservations or 3 if their names may repeat, and 1
+-- with an owner; the penalty, or the values described in reserve.lua, if any; for each limit, a byte for its family and the limit, as
+-- described in the family's file; and 16 bytes that identify the owner, if any.
 local function read(k)
   local cost, count, want, mode, n, gated, owned, kind
   cost, count, want, mode, n, gated, owned, pos = struct.unpack('<dddBBBB', asked, pos)
@@ -156,7 +156,7 @@ local function read(k)
   return k + n + gated
 end
 
--- decide_one is decide for a take of one limit, given its family and what describes it.
+-- decide_one decides a take of one limit, given its family and its values.
 local function decide_one(cost, count, key, kind, ...)
   set(cost, count, count, 0)
   penalty, reserve, family = nil, nil, {family_of(kind)}

@@ -1,16 +1,16 @@
 
--- A limit with reservations, whose hits are spent at once and settled later; mirrors pkg/engine/reserve.go.
+-- A limit with reservations, whose hits are consumed immediately and settled later. Mirrors pkg/engine/reserve.go.
 --
--- state  a hash, and a sorted set of the names of open reservations by when they expire. The hash has under each name,
---        packed, its hits and when they were spent (the start of the window, if there are windows); and under '', packed,
---        the sum of these hits and from when on all of it is irrelevant. If names may repeat, also a sorted set of the names
---        of ended reservations by when they are forgotten; the hash has under such a name, packed, the hits that stay spent,
---        how many settlements are still charged, and when it is forgotten
--- reserve  ttl: how long a reservation lasts; keeps: for how long after that it is kept, to be ended; back: 1 if what is not
---          settled is refunded; named: 1 if the operation names a reservation; and its name, 12 bytes
+-- state  a hash, and a sorted set of the names of open reservations, by expiry. The hash has under each name, packed, its
+--        hits and the time when they were consumed (the start of the window, if there are windows); and under '', packed,
+--        the sum of these hits and the time from which everything is irrelevant. If names may repeat, also a sorted set of
+--        the names of ended reservations, by the time when they are forgotten. The hash has under such a name, packed, the
+--        hits that stay consumed, the number of settlements that are still charged, and the time when it is forgotten
+-- reserve  ttl: lifetime of a reservation; keeps: time after that for which its state is kept, so that it can be ended; back:
+--          1 if unsettled hits are refunded; named: 1 if the operation names a reservation; and its name, 12 bytes
 --
--- A decision has five fields more: the hits of open reservations, how many have expired, what became of the one that is
--- named (0 to 7, as in Go), and the hits refunded and charged by its settlement.
+-- A decision has five more fields: the hits of open reservations, the number of expired ones, the outcome of the named one (0 to 7, as in
+-- Go), and the hits refunded and charged by its settlement.
 local MOST_RESERVED, MOST_ENDED, EXPIRE_AT_ONCE = 10000, 1000, 20
 local reserve
 
@@ -22,15 +22,15 @@ local function forget_reserved()
   reserve.sum, reserve.gone = 0, 0
 end
 
--- record returns the hits of a packed record, and when they were spent: 0 if no script wrote it.
+-- record returns the hits of a packed record, and the time when they were consumed; 0 each if no script wrote it.
 local function record(text)
   if not text or #text ~= 16 then return 0, 0 end
   local hits, at = struct.unpack('<dd', text)
-  if whole(hits, MAX) and whole(at, MAX) then return hits, at end
+  if integer(hits, MAX) and integer(at, MAX) then return hits, at end
   return 0, 0
 end
 
--- write_reserved writes what is under ''; with a longer life, if it has become longer.
+-- write_reserved writes the field ''. If longer is set, it extends the lifetime of the keys.
 local function write_reserved(longer)
   redis.call('HSET', reserve.hash, '', struct.pack('<dd', reserve.sum, reserve.gone))
   if longer then
@@ -41,7 +41,7 @@ local function write_reserved(longer)
   end
 end
 
--- remember keeps an ended reservation, with the hits that stay spent and how many settlements are still charged.
+-- remember stores an ended reservation with the hits that stay consumed and the number of settlements that are still charged.
 local function remember(name, kept, due)
   if not reserve.ended then return end
   local forgets = now + reserve.ttl
@@ -61,7 +61,7 @@ local function remember(name, kept, due)
   end
 end
 
--- remove removes open reservations that have so many hits; remembered says that the hash has them as ended ones.
+-- remove removes open reservations with the given sum of hits. remembered is true if the hash has them as ended ones.
 local function remove(names, hits, remembered)
   redis.call('ZREM', reserve.set, unpack(names))
   if not remembered then
@@ -74,14 +74,14 @@ local function remove(names, hits, remembered)
   write_reserved(false)
 end
 
--- refund refunds hits that were spent at a time, if they still count.
+-- refund refunds hits consumed at a time, if they still count.
 local function refund(hits, at)
   local l, f = limits[1], family[1]
   set(hits, at, 0, 4)
   f.give(l, f.view(l), at)
 end
 
--- finish remembers a reservation that has expired, and returns the hits that stay spent.
+-- finish remembers an expired reservation, and returns the hits that stay consumed.
 local function finish(name, hits, at)
   if reserve.back == 1 then
     refund(hits, at)
@@ -91,13 +91,13 @@ local function finish(name, hits, at)
   return hits
 end
 
--- hold keeps hits that were reserved until a time from having come back before it, where they come back with time.
+-- hold keeps the reserved hits of a token bucket from coming back before the given time.
 local function hold(hits, ended)
   set(0, 0, 0, 4)
   if family[1].hold then family[1].hold(limits[1], hits, ended) end
 end
 
--- expire ends what has expired, and returns how many reservations that were.
+-- expire ends expired reservations and returns their number.
 local function expire()
   local found = redis.call('ZRANGEBYSCORE', reserve.set, '-inf', str(now), 'WITHSCORES', 'LIMIT', '0', str(EXPIRE_AT_ONCE))
   if #found == 0 then
@@ -110,7 +110,7 @@ local function expire()
   for i = 1, #names do
     local hits, at = record(texts[i])
     local expired = tonumber(found[2 * i])
-    if not whole(expired, MAX) then expired = now end -- no script wrote it
+    if not integer(expired, MAX) then expired = now end -- no script wrote it
     hold(math.max(0, reserve.sum - sum), expired)
     sum = sum + hits
     finish(names[i], hits, at)
@@ -120,7 +120,7 @@ local function expire()
   return #names
 end
 
--- begin reads the state and ends what has expired.
+-- begin reads the state and ends expired reservations.
 local function begin()
   reserve.sum, reserve.gone = 0, 0
   local state = redis.call('HMGET', reserve.hash, '')[1]
@@ -133,7 +133,7 @@ local function begin()
   return expire()
 end
 
--- add keeps the record of a reservation, unless there are too many, or one of that name. It returns what became of it.
+-- add stores the record of a reservation, unless there are too many, or one has the same name. It returns the outcome.
 local function add(hits, at)
   local open = redis.call('ZCARD', reserve.set)
   if open >= MOST_RESERVED or redis.call('ZSCORE', reserve.set, reserve.name) then return 2 end
@@ -141,13 +141,13 @@ local function add(hits, at)
   redis.call('ZADD', reserve.set, str(expires), reserve.name)
   redis.call('HSET', reserve.hash, reserve.name, struct.pack('<dd', hits, at))
   reserve.sum = math.min(reserve.sum + hits, MAX)
-  local longer = open == 0 or expires + reserve.keeps > reserve.gone -- a new set has no end yet, even if ended ones keep the hash
+  local longer = open == 0 or expires + reserve.keeps > reserve.gone -- a new set has no expiry yet, even if ended ones keep the hash
   reserve.gone = math.max(reserve.gone, expires + reserve.keeps)
   write_reserved(longer)
   return 1
 end
 
--- charge spends hits whether they fit or not.
+-- charge consumes hits whether they fit or not.
 local function charge(hits)
   local l = limits[1]
   l.counts = true
@@ -156,20 +156,20 @@ local function charge(hits)
   return take()
 end
 
--- write_ended writes an ended reservation, which is forgotten when it was to be.
+-- write_ended writes an ended reservation without changing the time when it is forgotten.
 local function write_ended(kept, due, forgets)
   redis.call('HSET', reserve.hash, reserve.name, struct.pack('<ddd', kept, due, forgets))
 end
 
--- known returns nil if the name is that of no reservation. Otherwise it returns open, its hits and when they were spent; or
--- ended, the hits that stay spent, how many settlements are still charged, and when it is forgotten. One that has expired
--- it ends first.
-local function known()
+-- lookup returns nil if no reservation has the name. For an open one, it returns 'open', its hits and the time when they were consumed.
+-- For an ended one, it returns 'ended', the hits that stay consumed, the number of settlements that are still charged, and the time when
+-- it is forgotten. It first ends the reservation if that has expired.
+local function lookup()
   local text = redis.call('HMGET', reserve.hash, reserve.name)[1]
   if not text then return nil end
   if reserve.ended and #text == 24 then
     local kept, due, forgets = struct.unpack('<ddd', text)
-    if whole(kept, MAX) and whole(due, MAX) and whole(forgets, MAX) and forgets > now then return 'ended', kept, due, forgets end
+    if integer(kept, MAX) and integer(due, MAX) and integer(forgets, MAX) and forgets > now then return 'ended', kept, due, forgets end
     redis.call('ZREM', reserve.ended, reserve.name)
     redis.call('HDEL', reserve.hash, reserve.name)
     return nil
@@ -183,10 +183,10 @@ local function known()
   if reserve.ended then return 'ended', kept, 1, now + reserve.ttl end
 end
 
--- again decides a take, or a look unless write is set, if its name is known; otherwise it returns nil. It returns what
--- settle does.
+-- again decides a take, or a peek unless write is set, if its name is known; otherwise it returns nil. It returns the same values as
+-- settle.
 local function again(write)
-  local state, hits, at, forgets = known()
+  local state, hits, at, forgets = lookup()
   if not state then return nil end
   local open, given, window = state == 'open', 0, nil
   if open and write then
@@ -206,10 +206,9 @@ local function again(write)
   return d, open and 3 or 5, given, 0
 end
 
--- settle ends the reservation that is named, whose true cost is given. It returns a decision, what became of it, and the
--- hits refunded and charged.
+-- settle ends the named reservation, given its true cost. It returns a decision, the outcome, and the hits refunded and charged.
 local function settle(cost)
-  local state, hits, at, forgets = known()
+  local state, hits, at, forgets = lookup()
   local outcome, given, charged, window = 4, 0, 0, nil
   if state == 'open' then
     outcome, given, charged = 3, math.max(0, hits - cost), math.max(0, cost - hits)

@@ -2,16 +2,16 @@
 -- Sliding windows and logs. Mirrors pkg/engine/runs.go and slidingwindow.go.
 --
 -- state  a list of runs, oldest first. Each is packed: at: its tick; n: its hits; sum: its hits and those of all runs that
---        ever preceded it; gone: when its hits stop counting for all limits that took from the state; and in a log, most:
---        the hits of the largest of these limits. The hits of the list are the last sum minus the first sum plus the first
---        n, so that only both ends of the list have to be read.
+--        ever preceded it; gone: time when its hits stop counting for all limits that took from the state; and in a log,
+--        most: the hits of the largest of these limits. The list contains the last sum minus the first sum plus the first
+--        n hits, so only both ends of the list have to be read.
 -- limit  hits, window, precision (0 for a log), flag: counts (rejected hits)
 families[2] = function()
-  -- What a sum may grow to, and how many runs are walked through: more than any state has.
+  -- The maximum of a sum, and the maximum number of runs in a loop, which exceeds that of any state.
   local MOST, WALK = 4503599627370496, 30000
 
-  -- limit.span is the number of ticks that count, including the current one; limit.size that of a run, in bytes; and
-  -- limit.sum, once there is a view, the last sum, which no other exceeds.
+  -- limit.span is the number of ticks that count, including the current one; limit.size is the size of a run in bytes; and limit.sum,
+  -- after view, is the last sum, the maximum of all.
   local function limit(key, hits, window, precision, counts)
     local span = precision == 0 and window or precision + 1
     return {
@@ -22,7 +22,7 @@ families[2] = function()
 
   local function str(n) return n == 0 and '0' or string.format('%.0f', n) end
 
-  -- run returns at, n, sum of the i-th run: all 0 if there is none, or no script wrote it.
+  -- run returns at, n, sum of the i-th run, or 0 each if there is none or no script wrote it.
   local function run(l, i)
     local state = redis.call('LINDEX', l.key, str(i))
     if not state or #state ~= l.size then return 0, 0, 0 end
@@ -33,15 +33,14 @@ families[2] = function()
     return 0, 0, 0
   end
 
-  -- tick_at returns the tick that contains a time. Whole windows are counted separately, so that the remainder rarely
-  -- needs muldiv's slow path.
+  -- tick_at returns the tick that contains a time. It counts whole windows separately, so the remainder rarely needs muldiv's slow path.
   local function tick_at(l, t)
     if l.precision == 0 then return t end
     local over = t % l.window
     return (t - over) / l.window * l.precision + muldiv(over, l.precision, l.window)
   end
 
-  -- gone returns the time from which on the hits of a tick do not count.
+  -- gone returns the time from which the hits of a tick no longer count.
   local function gone(l, at)
     if l.precision == 0 then return at + l.window end
     at = at + l.span
@@ -51,8 +50,8 @@ families[2] = function()
     return (at - over) / l.precision * l.window + quo
   end
 
-  -- find returns the index of the first run from low on for which is(at, n, sum) is true, or else of the last run. If it is
-  -- true for one run, it has to be true for all later ones. Runs near low are examined first, where it usually is.
+  -- find returns the index of the first run from low on for which is(at, n, sum) is true, or of the last run. If is is true for a run, it
+  -- must be true for all later ones. The search begins near low, where the result usually is.
   local function find(l, low, is)
     local high, stride, last = low, 1, nil
     while not is(run(l, high)) do
@@ -67,7 +66,7 @@ families[2] = function()
     return low
   end
 
-  -- last_run fills in the view what the newest run says, and reports whether a script can have written it.
+  -- last_run sets the view from the newest run, and reports whether a script can have written it.
   local function last_run(l, v, state)
     if #state ~= l.size then return false end
     local at, n, sum, gone = struct.unpack('<dddd', state)
@@ -76,17 +75,16 @@ families[2] = function()
     end
     if l.precision == 0 then
       local longest, most = gone - at, struct.unpack('<d', state, 33)
-      if longest < 1 or longest > 281474976710656 or not whole(most, 10000) then return false end
+      if longest < 1 or longest > 281474976710656 or not integer(most, 10000) then return false end
       v.longest, v.most = longest, most
     end
     v.at, v.n, v.sum, v.gone, l.sum = at, n, sum, gone, sum
     return true
   end
 
-  -- The runs from view.first on count. They have view.used hits in total, at least one each, and their sums start from
-  -- view.before; view.base is where those of the list start. at, n, sum and gone are those of the newest run, whether it
-  -- counts or not; any is true if there is one. In a log, longest and most are the longest window and the most hits of the
-  -- limits that took from it.
+  -- The runs from view.first on count. They have view.used hits in total, at least one each, and their sums start at view.before;
+  -- view.base is the start of the list's sums. at, n, sum and gone are those of the newest run, whether it counts or not; any is true if
+  -- there is one. In a log, longest and most are the longest window and the largest number of hits of the limits that took from it.
   local function view(l)
     local v = {
       tick = tick_at(l, now), any = false, first = 0, used = 0, before = 0, base = 0,
@@ -112,7 +110,7 @@ families[2] = function()
     return v
   end
 
-  -- write_last writes the newest run: it replaces the last one of the list, or is appended to it.
+  -- write_last writes the newest run. It replaces the last one of the list if over is set; otherwise it is appended.
   local function write_last(l, v, over)
     local ends, packed
     if l.precision == 0 then
@@ -140,14 +138,14 @@ families[2] = function()
     v.first = math.max(0, v.first - n)
   end
 
-  -- trim drops from a log what comes before twice as many hits as the largest limit has: it can be over by so many.
+  -- trim drops runs of a log that precede the last 2·most hits, because a count is at most twice the limit.
   local function trim(l, v)
     local enough = v.sum - 2 * v.most
     if l.precision > 0 or v.base >= enough then return end
     cut(l, v, find(l, 0, function(_, _, sum) return sum > enough end))
   end
 
-  -- age drops what counts for no limit any more.
+  -- age drops runs that no longer count for any limit.
   local function age(l, v)
     local span = l.span
     if l.precision == 0 then span = math.max(span, v.longest) end
@@ -158,7 +156,7 @@ families[2] = function()
     end
   end
 
-  -- arrive moves what is from the future to now.
+  -- arrive moves runs from the future to now.
   local function arrive(l, v)
     local past, sum, _ = find(l, 0, function(at) return at > v.tick end), v.base, nil
     if past > 0 and run(l, past - 1) == v.tick then past = past - 1 end
@@ -172,8 +170,8 @@ families[2] = function()
     write_last(l, v, false)
   end
 
-  -- settle drops what counts for no limit any more, moves what is from the future to now, and keeps the rest for as long
-  -- as this limit needs it.
+  -- settle drops runs that no longer count for any limit, moves runs from the future to now, and keeps the others as long as this limit
+  -- needs them.
   local function settle(l, v)
     if not v.any then return end
     if now >= v.gone then
@@ -193,7 +191,7 @@ families[2] = function()
     trim(l, v)
   end
 
-  -- start_over makes one run of what counts, as if all of it had been spent now, so that sums stay exact.
+  -- start_over replaces the runs that count by one, as if all hits had been consumed now, to keep sums exact.
   local function start_over(l, v)
     redis.call('UNLINK', l.key)
     v.at, v.n, v.sum, v.before, v.base, v.first, v.any, l.sum = v.tick, v.used, v.used, 0, 0, 0, false, MOST
@@ -204,13 +202,13 @@ families[2] = function()
 
   local function room(l, v) return fit(left(l, v)) end
 
-  -- reset_in returns the time until nothing counts any more.
+  -- reset_in returns the time until no hit counts.
   local function reset_in(l, v)
     if v.used == 0 then return 0 end
     return math.max(0, gone(l, math.min(v.at, v.tick)) - now)
   end
 
-  -- free returns the time until the oldest n hits do not count any more.
+  -- free returns the time until the oldest n hits no longer count.
   local function free(l, v, n)
     if n <= 0 then return 0 end
     local i = find(l, v.first, function(_, _, sum) return sum - v.before >= n end)
@@ -221,7 +219,7 @@ families[2] = function()
     if a.write then settle(l, v) end
     local left = left(l, v)
     local admitted, rejects = judge(fit(left))
-    local spent = math.min(spends(admitted, l.counts), math.max(0, 2 * l.hits - v.used)) -- counts at most twice the limit
+    local spent = math.min(spends(admitted, l.counts), math.max(0, 2 * l.hits - v.used)) -- a count is at most twice the limit
     if spent > 0 and v.sum + spent > MOST then start_over(l, v) end
     if spent > 0 then
       local over = v.any and v.at == v.tick
@@ -234,14 +232,14 @@ families[2] = function()
     return {admitted, left, reset, retry, 0, 0, 0, 0, 0}, rejects
   end
 
-  -- remove removes hits from the i-th run on, before which the sum is before.
+  -- remove removes hits, starting with the i-th run; before is the sum before that run.
   local function remove(l, v, i, before, hits)
     if hits == v.sum - v.base or redis.call('LLEN', l.key) > WALK then
       redis.call('UNLINK', l.key)
       return
     end
     local low = find(l, i, function(_, _, sum) return sum - before > hits end)
-    if i > 0 then -- what comes before them stays, so that all sums after it change
+    if i > 0 then -- earlier runs stay, so all later sums change
       local some = hits < v.sum - before
       local rest = redis.call('LRANGE', l.key, str(some and low or i), '-1')
       redis.call('LTRIM', l.key, '0', str(i - 1))
@@ -251,7 +249,7 @@ families[2] = function()
         if k == 1 then n = sum - before - hits end
         redis.call('RPUSH', l.key, struct.pack('<ddd', at, n, sum - hits) .. string.sub(rest[k], 25))
       end
-      if not some then -- the newest that is left may not know of a longer window
+      if not some then -- the newest remaining run may not have the longest window
         v.at, v.n, v.sum = run(l, i - 1)
         if v.n > 0 then write_last(l, v, true) end
       end
@@ -267,9 +265,8 @@ families[2] = function()
     redis.call('LSET', l.key, '0', struct.pack('<ddd', at, sum - before - hits, sum) .. string.sub(state, 25))
   end
 
-  -- give refunds hits that were spent at a time, if they still count: those of its tick and, where others have given
-  -- these back already, the oldest. Where the time is not known, it is the oldest alone, which never admits more than if the
-  -- hits had not been spent.
+  -- give refunds hits consumed at a time, if they still count: those of its tick or, if these have already been refunded, the oldest
+  -- ones. If the time is unknown, it refunds the oldest hits, which never admits more than if the hits had not been consumed.
   local function give(l, v, at)
     settle(l, v)
     local hits, tick = a.cost, at and tick_at(l, at) or 0

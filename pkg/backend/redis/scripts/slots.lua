@@ -1,29 +1,27 @@
 
 -- Concurrency. Mirrors pkg/engine/concurrency.go.
 --
--- state  a hash. Slots that were taken together, or that have the same owner, are a record. Records are in blocks, those
---        that end first before the others, so that a call reads and writes few of them, however many there are. Packed,
---        under
---          a number  a block: of each record its end, when it was taken, its slots, and its owner, zeros if it has none
---          '!' and an owner  the owner's record
---          ''        as of when that is: when the newest slots were taken, or the last of those ended that are known to have
---                    ended; how many slots are in blocks; the number of the next block; how far the clock of the slots is
---                    ahead; 1 if owners have fields, because there is more than one block, or was; and of each block, in
---                    order, when its first and its last record end, its slots, those of them that have no owner, how many
---                    records it has, and its number
---        All times are those of a clock of the slots', which does not go back: where that of Redis went back, it goes on from
---        the time that the state is as of.
+-- state  a hash. Slots taken together, or by the same owner, are a record. Records are in blocks, in the order in which they
+--        end, so that a call reads and writes only a few of them, regardless of their number. The fields, packed, are
+--          a number: a block. For each record: its end, the time of the take, its slots, and its owner, or zeros
+--          '!' and an owner: the owner's record
+--          '': the time of the state, which is that of the newest take or of the last known end of a slot; the number of
+--                    slots in blocks; the number of the next block; how far the slots' clock is ahead; 1 if owners have
+--                    fields, because there is, or was, more than one block; and for each block, in order, the ends of its
+--                    first and its last record, its slots, those without an owner, its records, and its number
+--        All times are on the slots' clock, which never goes back: if the clock of Redis goes back, it continues from the time
+--        of the state.
 -- limit  hits, window
 families[3] = function()
-  local MANY = 10000 -- no limit has more slots
-  local DROPS = 20 -- records that end and are dropped by one call
+  local MANY = 10000 -- the maximum of slots of a limit
+  local DROPS = 20 -- ended records that one call drops
   local HEAD, HEAD_SIZE, INDEX_SIZE = '<ddddB', 33, 29
   local spoiled, check, NO_OWNER, RECORD_SIZE, blocks, block, load, record, pack, splice, replace, find,
     add, join, resize, ended, last, search, nth = slot_blocks()
 
   local function limit(key, hits, window) return {key = key, hits = hits, window = window} end
 
-  -- nothing is a view of no slots, by their clock.
+  -- nothing returns the view of a state without slots, on their clock.
   local function nothing(l)
     return {
       now = now, stop = now + l.window, at = 0, total = 0, next = 1, ahead = 0, index = '', texts = {}, writes = {}, names = {},
@@ -32,16 +30,16 @@ families[3] = function()
     }
   end
 
-  -- absent is the view of a state that counts as absent.
+  -- absent returns the view of a state that counts as absent.
   local function absent(l)
     forget(l.key)
     return nothing(l)
   end
 
-  -- In the view it is view.now, and slots taken now end at view.stop. view.held slots are held, the last of which ends at
-  -- view.last; view.dead, which come first, have ended, the last of them at view.ended. view.mine is the caller's record, if
-  -- there is one, even if it has ended; view.own slots of it have not, and end at view.own_stop. With view.fresh what is
-  -- stored is to be removed before anything is written.
+  -- look returns the view of a stored state. view.now is the time on the slots' clock, and slots taken now end at view.stop. view.held
+  -- slots are held, and the last of them ends at view.last. view.dead slots, which come first, have ended, the last of them at
+  -- view.ended. view.mine is the caller's record, even if it has ended, or nil; view.own of its slots have not ended, and end at
+  -- view.own_stop. view.fresh is true if the stored state must be deleted before writing.
   local function look(l, found)
     local v, head = nothing(l), found[1]
     check(#head >= HEAD_SIZE and (#head - HEAD_SIZE) % INDEX_SIZE == 0 and #head < 100000)
@@ -50,7 +48,7 @@ families[3] = function()
     check(v.named or blocks(v) == 1)
     if a.owner ~= '' then v.mine = v.named and found[2] or not v.named and search(l, v) or nil end
     check(not v.mine or #v.mine == RECORD_SIZE)
-    check(whole(v.at, MAX) and whole(v.total, MAX) and whole(v.next, 4294967295) and whole(v.ahead, MAX))
+    check(integer(v.at, MAX) and integer(v.total, MAX) and integer(v.next, 4294967295) and integer(v.ahead, MAX))
     v.now = math.max(now + v.ahead, v.at)
     v.stop = v.now + l.window
     for i = 1, blocks(v) do
@@ -63,7 +61,7 @@ families[3] = function()
       v.dead, v.ended = v.dead + n, stop
     end
     v.held = v.total - v.dead
-    check(whole(v.held, MANY))
+    check(integer(v.held, MANY))
     if v.held == 0 then
       v = nothing(l)
       v.fresh = true
@@ -81,7 +79,7 @@ families[3] = function()
     return v
   end
 
-  -- store writes what has changed.
+  -- store writes the changes.
   local function store(l, v)
     if not v.changed then return end
     if v.fresh or v.index == '' then redis.call('UNLINK', l.key) end
@@ -110,13 +108,13 @@ families[3] = function()
     v.writes, v.names, v.changed, v.fresh, v.kept = {}, {}, false, false, v.last
   end
 
-  -- own_record notes an owner's record, or that it has none any more.
+  -- own_record sets an owner's record, or removes it if text is nil.
   local function own_record(v, owner, text)
     if v.named then v.names['!' .. owner] = text or false end
     if owner == a.owner then v.mine = text end
   end
 
-  -- settle drops some of what has ended, so that no call takes long, however much that is.
+  -- settle drops a bounded number of ended records, so that no call takes long.
   local function settle(l, v)
     v.changed = v.changed or v.fresh
     if v.dead == 0 then return end
@@ -136,11 +134,11 @@ families[3] = function()
     v.dead = v.dead - slots
   end
 
-  -- left returns how many slots the caller may hold in all, including those that it holds.
+  -- left returns the number of slots that the caller may hold, including those it already holds.
   local function left(l, v) return math.max(0, l.hits - v.held + v.own) end
 
-  -- A further take of an owner asks for the same slots again, and gets them even if the limit has fallen below what is
-  -- held.
+  -- room returns the number of takes that are admitted. An owner that takes again keeps the slots it already holds, even if the limit has
+  -- fallen below the number held.
   local function room(l, v)
     local left = left(l, v)
     if a.owner ~= '' and (a.cost <= left or a.cost <= v.own and l.hits > 0) then return a.want end
@@ -150,7 +148,7 @@ families[3] = function()
   -- reset_in returns the time until the last slot is free.
   local function reset_in(v) return v.held > 0 and v.last - v.now or 0 end
 
-  -- free returns the time until n of the slots that are not the caller's are free. There must be that many.
+  -- free returns the time until n slots of other callers are free. There must be that many.
   local function free(l, v, n)
     if n <= 0 then return 0 end
     local stop = nth(l, v, v.dead + n)
@@ -158,7 +156,7 @@ families[3] = function()
     return (stop or v.last) - v.now
   end
 
-  -- mine returns where the caller's record is, and the block.
+  -- mine returns the position of the caller's record, and its block.
   local function mine(l, v)
     local stop, taken = record(v.mine, 1)
     local i, j, text = find(l, v, stop, taken, a.owner)
@@ -166,7 +164,7 @@ families[3] = function()
     return i, j, text
   end
 
-  -- hold gives the caller n more slots. If it is an owner, it also renews those that it has; none of them ends earlier.
+  -- hold gives the caller n more slots and, if it is an owner, renews those it has. It never shortens them.
   local function hold(l, v, n)
     local stop, i, j, text = v.stop, nil, nil, nil
     v.held, v.changed = v.held + n, true
@@ -192,7 +190,7 @@ families[3] = function()
     v.at, v.last = v.now, math.max(v.last, stop)
   end
 
-  -- release_mine removes n slots of the owner that asks, or as many as it has.
+  -- release_mine releases up to n slots of the calling owner.
   local function release_mine(l, v, n)
     if v.own == 0 then return end
     local i, j, text = mine(l, v)
@@ -203,8 +201,8 @@ families[3] = function()
     own_record(v, a.owner, n < had and pack(stop, taken, had - n, a.owner) or nil)
   end
 
-  -- release_nobodys removes n slots that have no owner, or as many as there are: those that end first. Rules give all slots of a
-  -- counter owners, or none, so that blocks go or stay as a whole, but for one.
+  -- release_nobodys releases up to n ownerless slots, those that end first. All slots of a counter have owners, or none has, depending on
+  -- the rule. So blocks are removed or stay as a whole, except for one.
   local function release_nobodys(l, v, n)
     local i, from = 1, nil
     while n > 0 and i <= blocks(v) do
@@ -263,9 +261,8 @@ families[3] = function()
     return {0, left(l, v), reset_in(v), 0, 0, 0, 0, 0, 0}
   end
 
-  -- guarded calls f, which writes nothing. Where it comes upon what no script wrote, the state counts as absent. Errors of
-  -- Redis are not to come here, because some versions change those that went through pcall: commands that fail have done so
-  -- before, in view, or do so in store.
+  -- guarded calls f, which must not write. If f finds a value that no script wrote, the state counts as absent. f must not cause errors
+  -- of Redis, because some versions modify errors that pass through pcall; commands fail before, in view, or later, in store.
   local function guarded(f, l, v)
     local ok, first, second = pcall(f, l, v)
     if ok then return v, first, second end

@@ -1,8 +1,8 @@
 
--- What muldiv makes of many numbers; it follows scripts/muldiv.lua.
+-- Results of muldiv for many numbers. Follows scripts/muldiv.lua.
 --
--- KEYS    a, b and c, again and again
--- result  for each three of them the quotient of a·b divided by c, and its remainder, as text
+-- KEYS    a, b and c, repeatedly
+-- result  for each three of them, the quotient of a·b divided by c, and its remainder, as text
 local out = {}
 for i = 1, #KEYS, 3 do
   local quo, rem = muldiv(KEYS[i] + 0, KEYS[i + 1] + 0, KEYS[i + 2] + 0)

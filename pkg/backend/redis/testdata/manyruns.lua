@@ -1,15 +1,15 @@
--- Fills a counter of a sliding window or a log with more runs than any counter has, which look as if scripts had written them.
--- A run is packed as in scripts/runs.lua: at, hits, sum, gone, and in a log the hits of its limit.
+-- Fills a counter of a sliding window or a log with more runs than any counter has, in the format of the scripts. A run is packed as in
+-- scripts/runs.lua: at, hits, sum, gone, and in a log the hits of its limit.
 --
 -- KEYS[1]  the counter
--- ARGV[1]  when the runs are: 'old', almost too old to count; 'now', the last ones before now; 'from then', in the future;
---          'back in time', the newest first; or 'all but no run', which are no runs, and one that is
+-- ARGV[1]  the times of the runs: 'old', almost too old to count; 'now', the last ones before now; 'from then', in the future;
+--          'back in time', the newest first; or 'all but no run', invalid runs followed by a valid one
 -- ARGV[2]  now, in µs since the epoch
--- ARGV[3]  n, how many runs there are
+-- ARGV[3]  n, the number of runs
 -- ARGV[4]  the size of a run in bytes: 32, or 40 in a log
 -- ARGV[5]  ticks per µs
 --
--- result   how many runs there are
+-- result   the number of runs
 local how, now, n, size, ticks = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 
 local function run(at, sum, gone)

@@ -4236,7 +4236,10 @@ type Counter struct {
 	Penalty *durationpb.Duration `protobuf:"bytes,9,opt,name=penalty,proto3" json:"penalty,omitempty"`
 	// How many of the hits that are not left are reserved, by requests that have not said yet what they cost; 0 where hits
 	// cannot be reserved.
-	Reserved      uint64 `protobuf:"varint,10,opt,name=reserved,proto3" json:"reserved,omitempty"`
+	Reserved uint64 `protobuf:"varint,10,opt,name=reserved,proto3" json:"reserved,omitempty"`
+	// How many hits were spent beyond the limit, such as by late charges: so many have to come back before any are left. Only Peek and
+	// Grant say it, of a rule with one limit and no penalty, whose algorithm is fixed_window, sliding_window or token_bucket; else 0.
+	Overdraft     uint64 `protobuf:"varint,11,opt,name=overdraft,proto3" json:"overdraft,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4337,6 +4340,13 @@ func (x *Counter) GetPenalty() *durationpb.Duration {
 func (x *Counter) GetReserved() uint64 {
 	if x != nil {
 		return x.Reserved
+	}
+	return 0
+}
+
+func (x *Counter) GetOverdraft() uint64 {
+	if x != nil {
+		return x.Overdraft
 	}
 	return 0
 }
@@ -5223,7 +5233,9 @@ type StatusResponse struct {
 	// The limits that this server divides among clients that decide by themselves (RLQS), sorted by domain and entries, at most 100.
 	DividedLimits []*DividedLimit `protobuf:"bytes,20,rep,name=divided_limits,json=dividedLimits,proto3" json:"divided_limits,omitempty"`
 	// The fallback of rules without on_failure (DEFAULT_ON_FAILURE).
-	OnFailure     OnFailure `protobuf:"varint,21,opt,name=on_failure,json=onFailure,proto3,enum=ratelimitd.admin.v1.OnFailure" json:"on_failure,omitempty"`
+	OnFailure OnFailure `protobuf:"varint,21,opt,name=on_failure,json=onFailure,proto3,enum=ratelimitd.admin.v1.OnFailure" json:"on_failure,omitempty"`
+	// Probable mistakes in rules, or in the calls for them, since the server started; the first 100.
+	Mistakes      []*RuleMistake `protobuf:"bytes,22,rep,name=mistakes,proto3" json:"mistakes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5405,6 +5417,86 @@ func (x *StatusResponse) GetOnFailure() OnFailure {
 	return OnFailure_ON_FAILURE_UNSPECIFIED
 }
 
+func (x *StatusResponse) GetMistakes() []*RuleMistake {
+	if x != nil {
+		return x.Mistakes
+	}
+	return nil
+}
+
+// RuleMistake is a probable mistake in a rule for requests that are charged once they have run, or in the calls for it.
+type RuleMistake struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The path of the rule.
+	Rule string `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"`
+	// What it is: no_reservation, dropped_charge or single_use.
+	Mistake string `protobuf:"bytes,2,opt,name=mistake,proto3" json:"mistake,omitempty"`
+	// How many calls have shown it.
+	Calls uint64 `protobuf:"varint,3,opt,name=calls,proto3" json:"calls,omitempty"`
+	// What is wrong, and what would be right.
+	Text          string `protobuf:"bytes,4,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RuleMistake) Reset() {
+	*x = RuleMistake{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RuleMistake) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RuleMistake) ProtoMessage() {}
+
+func (x *RuleMistake) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RuleMistake.ProtoReflect.Descriptor instead.
+func (*RuleMistake) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *RuleMistake) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *RuleMistake) GetMistake() string {
+	if x != nil {
+		return x.Mistake
+	}
+	return ""
+}
+
+func (x *RuleMistake) GetCalls() uint64 {
+	if x != nil {
+		return x.Calls
+	}
+	return 0
+}
+
+func (x *RuleMistake) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
 // DividedLimit is a limit that is divided among clients that decide by themselves. Rates are in hits a second.
 type DividedLimit struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -5436,7 +5528,7 @@ type DividedLimit struct {
 
 func (x *DividedLimit) Reset() {
 	*x = DividedLimit{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5448,7 +5540,7 @@ func (x *DividedLimit) String() string {
 func (*DividedLimit) ProtoMessage() {}
 
 func (x *DividedLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5461,7 +5553,7 @@ func (x *DividedLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DividedLimit.ProtoReflect.Descriptor instead.
 func (*DividedLimit) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DividedLimit) GetDomain() string {
@@ -5560,7 +5652,7 @@ type DividedClient struct {
 
 func (x *DividedClient) Reset() {
 	*x = DividedClient{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5572,7 +5664,7 @@ func (x *DividedClient) String() string {
 func (*DividedClient) ProtoMessage() {}
 
 func (x *DividedClient) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5585,7 +5677,7 @@ func (x *DividedClient) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DividedClient.ProtoReflect.Descriptor instead.
 func (*DividedClient) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DividedClient) GetName() string {
@@ -5642,7 +5734,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5654,7 +5746,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5667,7 +5759,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Replica) GetName() string {
@@ -5722,7 +5814,7 @@ type Component struct {
 
 func (x *Component) Reset() {
 	*x = Component{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5734,7 +5826,7 @@ func (x *Component) String() string {
 func (*Component) ProtoMessage() {}
 
 func (x *Component) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5747,7 +5839,7 @@ func (x *Component) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Component.ProtoReflect.Descriptor instead.
 func (*Component) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Component) GetName() string {
@@ -5799,14 +5891,18 @@ type RulesStatus struct {
 	Missing string `protobuf:"bytes,8,opt,name=missing,proto3" json:"missing,omitempty"`
 	// What was changed last; unset where they are the first ones. Of a token for some domains it is what was changed in these, and
 	// unset where nothing was. It stays where a later reload changes nothing or has invalid rules.
-	LastChange    *RulesChange `protobuf:"bytes,9,opt,name=last_change,json=lastChange,proto3" json:"last_change,omitempty"`
+	LastChange *RulesChange `protobuf:"bytes,9,opt,name=last_change,json=lastChange,proto3" json:"last_change,omitempty"`
+	// The first 100 warnings about them, such as of parts of an overlay that match no rule.
+	Warnings []*RulesProblem `protobuf:"bytes,10,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	// How many there are.
+	TotalWarnings uint32 `protobuf:"varint,11,opt,name=total_warnings,json=totalWarnings,proto3" json:"total_warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RulesStatus) Reset() {
 	*x = RulesStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5818,7 +5914,7 @@ func (x *RulesStatus) String() string {
 func (*RulesStatus) ProtoMessage() {}
 
 func (x *RulesStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5831,7 +5927,7 @@ func (x *RulesStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesStatus.ProtoReflect.Descriptor instead.
 func (*RulesStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RulesStatus) GetSource() string {
@@ -5897,6 +5993,20 @@ func (x *RulesStatus) GetLastChange() *RulesChange {
 	return nil
 }
 
+func (x *RulesStatus) GetWarnings() []*RulesProblem {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
+func (x *RulesStatus) GetTotalWarnings() uint32 {
+	if x != nil {
+		return x.TotalWarnings
+	}
+	return 0
+}
+
 // RulesChange is what differs between rules and those before them.
 type RulesChange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -5914,7 +6024,7 @@ type RulesChange struct {
 
 func (x *RulesChange) Reset() {
 	*x = RulesChange{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5926,7 +6036,7 @@ func (x *RulesChange) String() string {
 func (*RulesChange) ProtoMessage() {}
 
 func (x *RulesChange) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5939,7 +6049,7 @@ func (x *RulesChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesChange.ProtoReflect.Descriptor instead.
 func (*RulesChange) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RulesChange) GetTime() *timestamppb.Timestamp {
@@ -5987,7 +6097,7 @@ type RulesDifference struct {
 
 func (x *RulesDifference) Reset() {
 	*x = RulesDifference{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5999,7 +6109,7 @@ func (x *RulesDifference) String() string {
 func (*RulesDifference) ProtoMessage() {}
 
 func (x *RulesDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6012,7 +6122,7 @@ func (x *RulesDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesDifference.ProtoReflect.Descriptor instead.
 func (*RulesDifference) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RulesDifference) GetPath() string {
@@ -6062,7 +6172,7 @@ type InvalidRules struct {
 
 func (x *InvalidRules) Reset() {
 	*x = InvalidRules{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6074,7 +6184,7 @@ func (x *InvalidRules) String() string {
 func (*InvalidRules) ProtoMessage() {}
 
 func (x *InvalidRules) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6087,7 +6197,7 @@ func (x *InvalidRules) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvalidRules.ProtoReflect.Descriptor instead.
 func (*InvalidRules) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{56}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *InvalidRules) GetTime() *timestamppb.Timestamp {
@@ -6146,7 +6256,7 @@ type RulesProblem struct {
 
 func (x *RulesProblem) Reset() {
 	*x = RulesProblem{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6158,7 +6268,7 @@ func (x *RulesProblem) String() string {
 func (*RulesProblem) ProtoMessage() {}
 
 func (x *RulesProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6171,7 +6281,7 @@ func (x *RulesProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesProblem.ProtoReflect.Descriptor instead.
 func (*RulesProblem) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{57}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RulesProblem) GetFile() string {
@@ -6233,7 +6343,7 @@ type StoreStatus struct {
 
 func (x *StoreStatus) Reset() {
 	*x = StoreStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6245,7 +6355,7 @@ func (x *StoreStatus) String() string {
 func (*StoreStatus) ProtoMessage() {}
 
 func (x *StoreStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6258,7 +6368,7 @@ func (x *StoreStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreStatus.ProtoReflect.Descriptor instead.
 func (*StoreStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{58}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *StoreStatus) GetText() string {
@@ -6306,7 +6416,7 @@ type StoreNode struct {
 
 func (x *StoreNode) Reset() {
 	*x = StoreNode{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6318,7 +6428,7 @@ func (x *StoreNode) String() string {
 func (*StoreNode) ProtoMessage() {}
 
 func (x *StoreNode) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6331,7 +6441,7 @@ func (x *StoreNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreNode.ProtoReflect.Descriptor instead.
 func (*StoreNode) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{59}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *StoreNode) GetName() string {
@@ -6381,7 +6491,7 @@ type NearCacheStatus struct {
 
 func (x *NearCacheStatus) Reset() {
 	*x = NearCacheStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6393,7 +6503,7 @@ func (x *NearCacheStatus) String() string {
 func (*NearCacheStatus) ProtoMessage() {}
 
 func (x *NearCacheStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6406,7 +6516,7 @@ func (x *NearCacheStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NearCacheStatus.ProtoReflect.Descriptor instead.
 func (*NearCacheStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{60}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *NearCacheStatus) GetEntries() uint64 {
@@ -6461,7 +6571,7 @@ type LeaseStatus struct {
 
 func (x *LeaseStatus) Reset() {
 	*x = LeaseStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6473,7 +6583,7 @@ func (x *LeaseStatus) String() string {
 func (*LeaseStatus) ProtoMessage() {}
 
 func (x *LeaseStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6486,7 +6596,7 @@ func (x *LeaseStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseStatus.ProtoReflect.Descriptor instead.
 func (*LeaseStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{61}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *LeaseStatus) GetHeld() uint64 {
@@ -6538,7 +6648,7 @@ type LoadStatus struct {
 
 func (x *LoadStatus) Reset() {
 	*x = LoadStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6550,7 +6660,7 @@ func (x *LoadStatus) String() string {
 func (*LoadStatus) ProtoMessage() {}
 
 func (x *LoadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6563,7 +6673,7 @@ func (x *LoadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadStatus.ProtoReflect.Descriptor instead.
 func (*LoadStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{62}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *LoadStatus) GetCalls() uint64 {
@@ -6621,7 +6731,7 @@ type ReloadRulesRequest struct {
 
 func (x *ReloadRulesRequest) Reset() {
 	*x = ReloadRulesRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6633,7 +6743,7 @@ func (x *ReloadRulesRequest) String() string {
 func (*ReloadRulesRequest) ProtoMessage() {}
 
 func (x *ReloadRulesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6646,7 +6756,7 @@ func (x *ReloadRulesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRulesRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRulesRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{63}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ReloadRulesRequest) GetReason() string {
@@ -6684,7 +6794,7 @@ type ReloadRulesResponse struct {
 
 func (x *ReloadRulesResponse) Reset() {
 	*x = ReloadRulesResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6696,7 +6806,7 @@ func (x *ReloadRulesResponse) String() string {
 func (*ReloadRulesResponse) ProtoMessage() {}
 
 func (x *ReloadRulesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6709,7 +6819,7 @@ func (x *ReloadRulesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRulesResponse.ProtoReflect.Descriptor instead.
 func (*ReloadRulesResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{64}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ReloadRulesResponse) GetInvalid() bool {
@@ -6769,7 +6879,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6781,7 +6891,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6794,7 +6904,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{65}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *DrainRequest) GetUndo() bool {
@@ -6833,7 +6943,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6845,7 +6955,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6858,7 +6968,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{66}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *DrainResponse) GetDrained() *timestamppb.Timestamp {
@@ -6906,7 +7016,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6918,7 +7028,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6931,7 +7041,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{67}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Tenant) GetTenant() string {
@@ -6996,7 +7106,7 @@ type GetTenantRequest struct {
 
 func (x *GetTenantRequest) Reset() {
 	*x = GetTenantRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7008,7 +7118,7 @@ func (x *GetTenantRequest) String() string {
 func (*GetTenantRequest) ProtoMessage() {}
 
 func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7021,7 +7131,7 @@ func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{68}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *GetTenantRequest) GetTenant() string {
@@ -7046,14 +7156,16 @@ type GetTenantResponse struct {
 	// What each source says, in the order in which they count, also where it has ended.
 	Said []*Tenant `protobuf:"bytes,2,rep,name=said,proto3" json:"said,omitempty"`
 	// Paths of rules that do not have this plan, where the tenant gets the default; the first 100.
-	RulesWithout  []string `protobuf:"bytes,3,rep,name=rules_without,json=rulesWithout,proto3" json:"rules_without,omitempty"`
+	RulesWithout []string `protobuf:"bytes,3,rep,name=rules_without,json=rulesWithout,proto3" json:"rules_without,omitempty"`
+	// Why its number has no effect, in words; none where it has.
+	Notes         []string `protobuf:"bytes,4,rep,name=notes,proto3" json:"notes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetTenantResponse) Reset() {
 	*x = GetTenantResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7065,7 +7177,7 @@ func (x *GetTenantResponse) String() string {
 func (*GetTenantResponse) ProtoMessage() {}
 
 func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7078,7 +7190,7 @@ func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{69}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *GetTenantResponse) GetTenant() *Tenant {
@@ -7102,6 +7214,13 @@ func (x *GetTenantResponse) GetRulesWithout() []string {
 	return nil
 }
 
+func (x *GetTenantResponse) GetNotes() []string {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
 // SetTenantRequest says what is said of a tenant from now on.
 type SetTenantRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -7117,7 +7236,7 @@ type SetTenantRequest struct {
 
 func (x *SetTenantRequest) Reset() {
 	*x = SetTenantRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7129,7 +7248,7 @@ func (x *SetTenantRequest) String() string {
 func (*SetTenantRequest) ProtoMessage() {}
 
 func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7142,7 +7261,7 @@ func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantRequest.ProtoReflect.Descriptor instead.
 func (*SetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{70}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *SetTenantRequest) GetTenant() *Tenant {
@@ -7172,14 +7291,16 @@ type SetTenantResponse struct {
 	// What is said now.
 	Tenant *Tenant `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// What Redis said before; unset where it said nothing.
-	Before        *Tenant `protobuf:"bytes,2,opt,name=before,proto3" json:"before,omitempty"`
+	Before *Tenant `protobuf:"bytes,2,opt,name=before,proto3" json:"before,omitempty"`
+	// What may not be as it was meant, in words.
+	Notes         []string `protobuf:"bytes,3,rep,name=notes,proto3" json:"notes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SetTenantResponse) Reset() {
 	*x = SetTenantResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7191,7 +7312,7 @@ func (x *SetTenantResponse) String() string {
 func (*SetTenantResponse) ProtoMessage() {}
 
 func (x *SetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7204,7 +7325,7 @@ func (x *SetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantResponse.ProtoReflect.Descriptor instead.
 func (*SetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{71}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *SetTenantResponse) GetTenant() *Tenant {
@@ -7217,6 +7338,13 @@ func (x *SetTenantResponse) GetTenant() *Tenant {
 func (x *SetTenantResponse) GetBefore() *Tenant {
 	if x != nil {
 		return x.Before
+	}
+	return nil
+}
+
+func (x *SetTenantResponse) GetNotes() []string {
+	if x != nil {
+		return x.Notes
 	}
 	return nil
 }
@@ -7238,7 +7366,7 @@ type UnsetTenantRequest struct {
 
 func (x *UnsetTenantRequest) Reset() {
 	*x = UnsetTenantRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7250,7 +7378,7 @@ func (x *UnsetTenantRequest) String() string {
 func (*UnsetTenantRequest) ProtoMessage() {}
 
 func (x *UnsetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[72]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7263,7 +7391,7 @@ func (x *UnsetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnsetTenantRequest.ProtoReflect.Descriptor instead.
 func (*UnsetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{72}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *UnsetTenantRequest) GetTenant() string {
@@ -7307,7 +7435,7 @@ type UnsetTenantResponse struct {
 
 func (x *UnsetTenantResponse) Reset() {
 	*x = UnsetTenantResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[73]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7319,7 +7447,7 @@ func (x *UnsetTenantResponse) String() string {
 func (*UnsetTenantResponse) ProtoMessage() {}
 
 func (x *UnsetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[73]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7332,7 +7460,7 @@ func (x *UnsetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnsetTenantResponse.ProtoReflect.Descriptor instead.
 func (*UnsetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{73}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *UnsetTenantResponse) GetBefore() *Tenant {
@@ -7366,7 +7494,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[74]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7378,7 +7506,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[74]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7391,7 +7519,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{74}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListTenantsRequest) GetPlan() string {
@@ -7441,7 +7569,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[75]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7453,7 +7581,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[75]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7466,7 +7594,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{75}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -7519,7 +7647,7 @@ type ImportTenantsRequest struct {
 
 func (x *ImportTenantsRequest) Reset() {
 	*x = ImportTenantsRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[76]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7531,7 +7659,7 @@ func (x *ImportTenantsRequest) String() string {
 func (*ImportTenantsRequest) ProtoMessage() {}
 
 func (x *ImportTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[76]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7544,7 +7672,7 @@ func (x *ImportTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ImportTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{76}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ImportTenantsRequest) GetTenants() []*Tenant {
@@ -7576,14 +7704,16 @@ type ImportTenantsResponse struct {
 	// How many were there and differ now.
 	Changed int32 `protobuf:"varint,2,opt,name=changed,proto3" json:"changed,omitempty"`
 	// How many were there and are as they were.
-	Unchanged     int32 `protobuf:"varint,3,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
+	Unchanged int32 `protobuf:"varint,3,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
+	// What may not be as it was meant, in words.
+	Notes         []string `protobuf:"bytes,4,rep,name=notes,proto3" json:"notes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ImportTenantsResponse) Reset() {
 	*x = ImportTenantsResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[77]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7595,7 +7725,7 @@ func (x *ImportTenantsResponse) String() string {
 func (*ImportTenantsResponse) ProtoMessage() {}
 
 func (x *ImportTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[77]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7608,7 +7738,7 @@ func (x *ImportTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ImportTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{77}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ImportTenantsResponse) GetAdded() int32 {
@@ -7630,6 +7760,13 @@ func (x *ImportTenantsResponse) GetUnchanged() int32 {
 		return x.Unchanged
 	}
 	return 0
+}
+
+func (x *ImportTenantsResponse) GetNotes() []string {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
 }
 
 var File_ratelimitd_admin_v1_admin_proto protoreflect.FileDescriptor
@@ -7913,7 +8050,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x11requests_per_unit\x18\x01 \x01(\rR\x0frequestsPerUnit\x12-\n" +
 	"\x04unit\x18\x02 \x01(\x0e2\x19.ratelimitd.admin.v1.UnitR\x04unit\x12'\n" +
 	"\x0funit_multiplier\x18\x03 \x01(\rR\x0eunitMultiplier\x125\n" +
-	"\x17large_requests_per_unit\x18\x04 \x01(\x04R\x14largeRequestsPerUnit\"\x93\x03\n" +
+	"\x17large_requests_per_unit\x18\x04 \x01(\x04R\x14largeRequestsPerUnit\"\xb1\x03\n" +
 	"\aCounter\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x122\n" +
 	"\x06limits\x18\x02 \x03(\v2\x1a.ratelimitd.admin.v1.LimitR\x06limits\x12\x1c\n" +
@@ -7927,7 +8064,8 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x04wait\x18\b \x01(\v2\x19.google.protobuf.DurationR\x04wait\x123\n" +
 	"\apenalty\x18\t \x01(\v2\x19.google.protobuf.DurationR\apenalty\x12\x1a\n" +
 	"\breserved\x18\n" +
-	" \x01(\x04R\breserved\"\xd3\x04\n" +
+	" \x01(\x04R\breserved\x12\x1c\n" +
+	"\toverdraft\x18\v \x01(\x04R\toverdraft\"\xd3\x04\n" +
 	"\x04Rule\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04file\x18\x02 \x01(\tR\x04file\x12\x12\n" +
@@ -8007,7 +8145,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\bcontrols\x18\x05 \x03(\tR\bcontrols\x12=\n" +
 	"\n" +
 	"on_failure\x18\x06 \x01(\x0e2\x1e.ratelimitd.admin.v1.OnFailureR\tonFailure\"\x0f\n" +
-	"\rStatusRequest\"\x92\b\n" +
+	"\rStatusRequest\"\xd0\b\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1d\n" +
 	"\n" +
@@ -8035,7 +8173,13 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\breplicas\x18\x13 \x03(\v2\x1c.ratelimitd.admin.v1.ReplicaR\breplicas\x12H\n" +
 	"\x0edivided_limits\x18\x14 \x03(\v2!.ratelimitd.admin.v1.DividedLimitR\rdividedLimits\x12=\n" +
 	"\n" +
-	"on_failure\x18\x15 \x01(\x0e2\x1e.ratelimitd.admin.v1.OnFailureR\tonFailure\"\xe8\x02\n" +
+	"on_failure\x18\x15 \x01(\x0e2\x1e.ratelimitd.admin.v1.OnFailureR\tonFailure\x12<\n" +
+	"\bmistakes\x18\x16 \x03(\v2 .ratelimitd.admin.v1.RuleMistakeR\bmistakes\"e\n" +
+	"\vRuleMistake\x12\x12\n" +
+	"\x04rule\x18\x01 \x01(\tR\x04rule\x12\x18\n" +
+	"\amistake\x18\x02 \x01(\tR\amistake\x12\x14\n" +
+	"\x05calls\x18\x03 \x01(\x04R\x05calls\x12\x12\n" +
+	"\x04text\x18\x04 \x01(\tR\x04text\"\xe8\x02\n" +
 	"\fDividedLimit\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x124\n" +
 	"\aentries\x18\x02 \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12\x16\n" +
@@ -8067,7 +8211,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x06health\x18\x02 \x01(\x0e2\x1b.ratelimitd.admin.v1.HealthR\x06health\x120\n" +
 	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1d\n" +
 	"\n" +
-	"last_error\x18\x04 \x01(\tR\tlastError\"\xe1\x02\n" +
+	"last_error\x18\x04 \x01(\tR\tlastError\"\xc7\x03\n" +
 	"\vRulesStatus\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x14\n" +
@@ -8078,7 +8222,10 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x06behind\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x06behind\x12\x18\n" +
 	"\amissing\x18\b \x01(\tR\amissing\x12A\n" +
 	"\vlast_change\x18\t \x01(\v2 .ratelimitd.admin.v1.RulesChangeR\n" +
-	"lastChange\"\xb5\x01\n" +
+	"lastChange\x12=\n" +
+	"\bwarnings\x18\n" +
+	" \x03(\v2!.ratelimitd.admin.v1.RulesProblemR\bwarnings\x12%\n" +
+	"\x0etotal_warnings\x18\v \x01(\rR\rtotalWarnings\"\xb5\x01\n" +
 	"\vRulesChange\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x18\n" +
 	"\asummary\x18\x02 \x01(\tR\asummary\x12F\n" +
@@ -8168,18 +8315,20 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x10GetTenantRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n" +
 	"\n" +
-	"raw_tenant\x18\x02 \x01(\fR\trawTenant\"\x9e\x01\n" +
+	"raw_tenant\x18\x02 \x01(\fR\trawTenant\"\xb4\x01\n" +
 	"\x11GetTenantResponse\x123\n" +
 	"\x06tenant\x18\x01 \x01(\v2\x1b.ratelimitd.admin.v1.TenantR\x06tenant\x12/\n" +
 	"\x04said\x18\x02 \x03(\v2\x1b.ratelimitd.admin.v1.TenantR\x04said\x12#\n" +
-	"\rrules_without\x18\x03 \x03(\tR\frulesWithout\"x\n" +
+	"\rrules_without\x18\x03 \x03(\tR\frulesWithout\x12\x14\n" +
+	"\x05notes\x18\x04 \x03(\tR\x05notes\"x\n" +
 	"\x10SetTenantRequest\x123\n" +
 	"\x06tenant\x18\x01 \x01(\v2\x1b.ratelimitd.admin.v1.TenantR\x06tenant\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x17\n" +
-	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"}\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"\x93\x01\n" +
 	"\x11SetTenantResponse\x123\n" +
 	"\x06tenant\x18\x01 \x01(\v2\x1b.ratelimitd.admin.v1.TenantR\x06tenant\x123\n" +
-	"\x06before\x18\x02 \x01(\v2\x1b.ratelimitd.admin.v1.TenantR\x06before\"|\n" +
+	"\x06before\x18\x02 \x01(\v2\x1b.ratelimitd.admin.v1.TenantR\x06before\x12\x14\n" +
+	"\x05notes\x18\x03 \x03(\tR\x05notes\"|\n" +
 	"\x12UnsetTenantRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n" +
 	"\n" +
@@ -8204,11 +8353,12 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x14ImportTenantsRequest\x125\n" +
 	"\atenants\x18\x01 \x03(\v2\x1b.ratelimitd.admin.v1.TenantR\atenants\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x17\n" +
-	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"e\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"{\n" +
 	"\x15ImportTenantsResponse\x12\x14\n" +
 	"\x05added\x18\x01 \x01(\x05R\x05added\x12\x18\n" +
 	"\achanged\x18\x02 \x01(\x05R\achanged\x12\x1c\n" +
-	"\tunchanged\x18\x03 \x01(\x05R\tunchanged*\x93\x02\n" +
+	"\tunchanged\x18\x03 \x01(\x05R\tunchanged\x12\x14\n" +
+	"\x05notes\x18\x04 \x03(\tR\x05notes*\x93\x02\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10OUTCOME_NO_LIMIT\x10\x01\x12\x15\n" +
@@ -8331,7 +8481,7 @@ func file_ratelimitd_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_ratelimitd_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 14)
-var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 78)
+var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 79)
 var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(Outcome)(0),                  // 0: ratelimitd.admin.v1.Outcome
 	(ControlKind)(0),              // 1: ratelimitd.admin.v1.ControlKind
@@ -8396,43 +8546,44 @@ var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(*RuleState)(nil),             // 60: ratelimitd.admin.v1.RuleState
 	(*StatusRequest)(nil),         // 61: ratelimitd.admin.v1.StatusRequest
 	(*StatusResponse)(nil),        // 62: ratelimitd.admin.v1.StatusResponse
-	(*DividedLimit)(nil),          // 63: ratelimitd.admin.v1.DividedLimit
-	(*DividedClient)(nil),         // 64: ratelimitd.admin.v1.DividedClient
-	(*Replica)(nil),               // 65: ratelimitd.admin.v1.Replica
-	(*Component)(nil),             // 66: ratelimitd.admin.v1.Component
-	(*RulesStatus)(nil),           // 67: ratelimitd.admin.v1.RulesStatus
-	(*RulesChange)(nil),           // 68: ratelimitd.admin.v1.RulesChange
-	(*RulesDifference)(nil),       // 69: ratelimitd.admin.v1.RulesDifference
-	(*InvalidRules)(nil),          // 70: ratelimitd.admin.v1.InvalidRules
-	(*RulesProblem)(nil),          // 71: ratelimitd.admin.v1.RulesProblem
-	(*StoreStatus)(nil),           // 72: ratelimitd.admin.v1.StoreStatus
-	(*StoreNode)(nil),             // 73: ratelimitd.admin.v1.StoreNode
-	(*NearCacheStatus)(nil),       // 74: ratelimitd.admin.v1.NearCacheStatus
-	(*LeaseStatus)(nil),           // 75: ratelimitd.admin.v1.LeaseStatus
-	(*LoadStatus)(nil),            // 76: ratelimitd.admin.v1.LoadStatus
-	(*ReloadRulesRequest)(nil),    // 77: ratelimitd.admin.v1.ReloadRulesRequest
-	(*ReloadRulesResponse)(nil),   // 78: ratelimitd.admin.v1.ReloadRulesResponse
-	(*DrainRequest)(nil),          // 79: ratelimitd.admin.v1.DrainRequest
-	(*DrainResponse)(nil),         // 80: ratelimitd.admin.v1.DrainResponse
-	(*Tenant)(nil),                // 81: ratelimitd.admin.v1.Tenant
-	(*GetTenantRequest)(nil),      // 82: ratelimitd.admin.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),     // 83: ratelimitd.admin.v1.GetTenantResponse
-	(*SetTenantRequest)(nil),      // 84: ratelimitd.admin.v1.SetTenantRequest
-	(*SetTenantResponse)(nil),     // 85: ratelimitd.admin.v1.SetTenantResponse
-	(*UnsetTenantRequest)(nil),    // 86: ratelimitd.admin.v1.UnsetTenantRequest
-	(*UnsetTenantResponse)(nil),   // 87: ratelimitd.admin.v1.UnsetTenantResponse
-	(*ListTenantsRequest)(nil),    // 88: ratelimitd.admin.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),   // 89: ratelimitd.admin.v1.ListTenantsResponse
-	(*ImportTenantsRequest)(nil),  // 90: ratelimitd.admin.v1.ImportTenantsRequest
-	(*ImportTenantsResponse)(nil), // 91: ratelimitd.admin.v1.ImportTenantsResponse
-	(*timestamppb.Timestamp)(nil), // 92: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 93: google.protobuf.Duration
-	(*structpb.Struct)(nil),       // 94: google.protobuf.Struct
+	(*RuleMistake)(nil),           // 63: ratelimitd.admin.v1.RuleMistake
+	(*DividedLimit)(nil),          // 64: ratelimitd.admin.v1.DividedLimit
+	(*DividedClient)(nil),         // 65: ratelimitd.admin.v1.DividedClient
+	(*Replica)(nil),               // 66: ratelimitd.admin.v1.Replica
+	(*Component)(nil),             // 67: ratelimitd.admin.v1.Component
+	(*RulesStatus)(nil),           // 68: ratelimitd.admin.v1.RulesStatus
+	(*RulesChange)(nil),           // 69: ratelimitd.admin.v1.RulesChange
+	(*RulesDifference)(nil),       // 70: ratelimitd.admin.v1.RulesDifference
+	(*InvalidRules)(nil),          // 71: ratelimitd.admin.v1.InvalidRules
+	(*RulesProblem)(nil),          // 72: ratelimitd.admin.v1.RulesProblem
+	(*StoreStatus)(nil),           // 73: ratelimitd.admin.v1.StoreStatus
+	(*StoreNode)(nil),             // 74: ratelimitd.admin.v1.StoreNode
+	(*NearCacheStatus)(nil),       // 75: ratelimitd.admin.v1.NearCacheStatus
+	(*LeaseStatus)(nil),           // 76: ratelimitd.admin.v1.LeaseStatus
+	(*LoadStatus)(nil),            // 77: ratelimitd.admin.v1.LoadStatus
+	(*ReloadRulesRequest)(nil),    // 78: ratelimitd.admin.v1.ReloadRulesRequest
+	(*ReloadRulesResponse)(nil),   // 79: ratelimitd.admin.v1.ReloadRulesResponse
+	(*DrainRequest)(nil),          // 80: ratelimitd.admin.v1.DrainRequest
+	(*DrainResponse)(nil),         // 81: ratelimitd.admin.v1.DrainResponse
+	(*Tenant)(nil),                // 82: ratelimitd.admin.v1.Tenant
+	(*GetTenantRequest)(nil),      // 83: ratelimitd.admin.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),     // 84: ratelimitd.admin.v1.GetTenantResponse
+	(*SetTenantRequest)(nil),      // 85: ratelimitd.admin.v1.SetTenantRequest
+	(*SetTenantResponse)(nil),     // 86: ratelimitd.admin.v1.SetTenantResponse
+	(*UnsetTenantRequest)(nil),    // 87: ratelimitd.admin.v1.UnsetTenantRequest
+	(*UnsetTenantResponse)(nil),   // 88: ratelimitd.admin.v1.UnsetTenantResponse
+	(*ListTenantsRequest)(nil),    // 89: ratelimitd.admin.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),   // 90: ratelimitd.admin.v1.ListTenantsResponse
+	(*ImportTenantsRequest)(nil),  // 91: ratelimitd.admin.v1.ImportTenantsRequest
+	(*ImportTenantsResponse)(nil), // 92: ratelimitd.admin.v1.ImportTenantsResponse
+	(*timestamppb.Timestamp)(nil), // 93: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 94: google.protobuf.Duration
+	(*structpb.Struct)(nil),       // 95: google.protobuf.Struct
 }
 var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
 	54,  // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
 	60,  // 1: ratelimitd.admin.v1.ListRulesResponse.states:type_name -> ratelimitd.admin.v1.RuleState
-	92,  // 2: ratelimitd.admin.v1.ListRulesResponse.time:type_name -> google.protobuf.Timestamp
+	93,  // 2: ratelimitd.admin.v1.ListRulesResponse.time:type_name -> google.protobuf.Timestamp
 	50,  // 3: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
 	18,  // 4: ratelimitd.admin.v1.ExplainResponse.descriptors:type_name -> ratelimitd.admin.v1.Explanation
 	19,  // 5: ratelimitd.admin.v1.Explanation.steps:type_name -> ratelimitd.admin.v1.Step
@@ -8440,7 +8591,7 @@ var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
 	0,   // 7: ratelimitd.admin.v1.Explanation.outcome:type_name -> ratelimitd.admin.v1.Outcome
 	53,  // 8: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
 	24,  // 9: ratelimitd.admin.v1.Explanation.controls:type_name -> ratelimitd.admin.v1.Control
-	63,  // 10: ratelimitd.admin.v1.Explanation.divided:type_name -> ratelimitd.admin.v1.DividedLimit
+	64,  // 10: ratelimitd.admin.v1.Explanation.divided:type_name -> ratelimitd.admin.v1.DividedLimit
 	9,   // 11: ratelimitd.admin.v1.Explanation.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
 	51,  // 12: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
 	54,  // 13: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
@@ -8452,20 +8603,20 @@ var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
 	1,   // 19: ratelimitd.admin.v1.Control.kind:type_name -> ratelimitd.admin.v1.ControlKind
 	51,  // 20: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
 	52,  // 21: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
-	92,  // 22: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
-	92,  // 23: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
+	93,  // 22: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
+	93,  // 23: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
 	51,  // 24: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	93,  // 25: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
+	94,  // 25: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
 	24,  // 26: ratelimitd.admin.v1.BlockResponse.control:type_name -> ratelimitd.admin.v1.Control
 	24,  // 27: ratelimitd.admin.v1.BlockResponse.replaced:type_name -> ratelimitd.admin.v1.Control
 	25,  // 28: ratelimitd.admin.v1.BlockResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	51,  // 29: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	93,  // 30: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
+	94,  // 30: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
 	24,  // 31: ratelimitd.admin.v1.AllowResponse.control:type_name -> ratelimitd.admin.v1.Control
 	24,  // 32: ratelimitd.admin.v1.AllowResponse.replaced:type_name -> ratelimitd.admin.v1.Control
 	25,  // 33: ratelimitd.admin.v1.AllowResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	51,  // 34: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	93,  // 35: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
+	94,  // 35: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
 	52,  // 36: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
 	24,  // 37: ratelimitd.admin.v1.LimitResponse.control:type_name -> ratelimitd.admin.v1.Control
 	24,  // 38: ratelimitd.admin.v1.LimitResponse.replaced:type_name -> ratelimitd.admin.v1.Control
@@ -8482,148 +8633,150 @@ var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
 	25,  // 49: ratelimitd.admin.v1.GrantResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	41,  // 50: ratelimitd.admin.v1.AuditResponse.entries:type_name -> ratelimitd.admin.v1.AuditEntry
 	40,  // 51: ratelimitd.admin.v1.AuditResponse.failed:type_name -> ratelimitd.admin.v1.FailedCalls
-	92,  // 52: ratelimitd.admin.v1.FailedCalls.first:type_name -> google.protobuf.Timestamp
-	92,  // 53: ratelimitd.admin.v1.FailedCalls.last:type_name -> google.protobuf.Timestamp
-	92,  // 54: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	93,  // 52: ratelimitd.admin.v1.FailedCalls.first:type_name -> google.protobuf.Timestamp
+	93,  // 53: ratelimitd.admin.v1.FailedCalls.last:type_name -> google.protobuf.Timestamp
+	93,  // 54: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
 	51,  // 55: ratelimitd.admin.v1.AuditEntry.entries:type_name -> ratelimitd.admin.v1.Entry
 	46,  // 56: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
 	2,   // 57: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
 	3,   // 58: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
 	45,  // 59: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
-	92,  // 60: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
-	92,  // 61: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
+	93,  // 60: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
+	93,  // 61: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
 	44,  // 62: ratelimitd.admin.v1.TopResponse.rules:type_name -> ratelimitd.admin.v1.TopRule
 	51,  // 63: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
 	46,  // 64: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
 	0,   // 65: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
 	49,  // 66: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
-	92,  // 67: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	93,  // 67: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
 	51,  // 68: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
 	0,   // 69: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
 	4,   // 70: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
 	9,   // 71: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
-	93,  // 72: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
-	93,  // 73: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
+	94,  // 72: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
+	94,  // 73: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
 	51,  // 74: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
 	52,  // 75: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
 	7,   // 76: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
 	55,  // 77: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
-	93,  // 78: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
-	93,  // 79: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
-	93,  // 80: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
-	93,  // 81: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
+	94,  // 78: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
+	94,  // 79: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
+	94,  // 80: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
+	94,  // 81: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
 	55,  // 82: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
 	59,  // 83: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
 	9,   // 84: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
-	94,  // 85: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
+	95,  // 85: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
 	57,  // 86: ratelimitd.admin.v1.Rule.reserve:type_name -> ratelimitd.admin.v1.Reserve
 	6,   // 87: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
 	7,   // 88: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
-	93,  // 89: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
-	93,  // 90: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
+	94,  // 89: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
+	94,  // 90: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
 	8,   // 91: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
 	56,  // 92: ratelimitd.admin.v1.Limit.calendar_begin:type_name -> ratelimitd.admin.v1.CalendarBegin
-	93,  // 93: ratelimitd.admin.v1.Reserve.ttl:type_name -> google.protobuf.Duration
+	94,  // 93: ratelimitd.admin.v1.Reserve.ttl:type_name -> google.protobuf.Duration
 	58,  // 94: ratelimitd.admin.v1.Reserve.learned:type_name -> ratelimitd.admin.v1.LearnedEstimate
-	93,  // 95: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
+	94,  // 95: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
 	5,   // 96: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
-	93,  // 97: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
+	94,  // 97: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
 	46,  // 98: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
 	9,   // 99: ratelimitd.admin.v1.RuleState.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
-	92,  // 100: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	93,  // 101: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	66,  // 102: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
-	92,  // 103: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
-	67,  // 104: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	70,  // 105: ratelimitd.admin.v1.StatusResponse.invalid_rules:type_name -> ratelimitd.admin.v1.InvalidRules
-	72,  // 106: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
-	74,  // 107: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
-	75,  // 108: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
-	76,  // 109: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
+	93,  // 100: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	94,  // 101: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	67,  // 102: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
+	93,  // 103: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
+	68,  // 104: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	71,  // 105: ratelimitd.admin.v1.StatusResponse.invalid_rules:type_name -> ratelimitd.admin.v1.InvalidRules
+	73,  // 106: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
+	75,  // 107: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
+	76,  // 108: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
+	77,  // 109: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
 	25,  // 110: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	65,  // 111: ratelimitd.admin.v1.StatusResponse.replicas:type_name -> ratelimitd.admin.v1.Replica
-	63,  // 112: ratelimitd.admin.v1.StatusResponse.divided_limits:type_name -> ratelimitd.admin.v1.DividedLimit
+	66,  // 111: ratelimitd.admin.v1.StatusResponse.replicas:type_name -> ratelimitd.admin.v1.Replica
+	64,  // 112: ratelimitd.admin.v1.StatusResponse.divided_limits:type_name -> ratelimitd.admin.v1.DividedLimit
 	9,   // 113: ratelimitd.admin.v1.StatusResponse.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
-	51,  // 114: ratelimitd.admin.v1.DividedLimit.entries:type_name -> ratelimitd.admin.v1.Entry
-	64,  // 115: ratelimitd.admin.v1.DividedLimit.clients:type_name -> ratelimitd.admin.v1.DividedClient
-	10,  // 116: ratelimitd.admin.v1.Replica.health:type_name -> ratelimitd.admin.v1.Health
-	10,  // 117: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
-	92,  // 118: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
-	92,  // 119: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
-	93,  // 120: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
-	92,  // 121: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
-	68,  // 122: ratelimitd.admin.v1.RulesStatus.last_change:type_name -> ratelimitd.admin.v1.RulesChange
-	92,  // 123: ratelimitd.admin.v1.RulesChange.time:type_name -> google.protobuf.Timestamp
-	69,  // 124: ratelimitd.admin.v1.RulesChange.differences:type_name -> ratelimitd.admin.v1.RulesDifference
-	11,  // 125: ratelimitd.admin.v1.RulesDifference.effect:type_name -> ratelimitd.admin.v1.ChangeEffect
-	92,  // 126: ratelimitd.admin.v1.InvalidRules.time:type_name -> google.protobuf.Timestamp
-	71,  // 127: ratelimitd.admin.v1.InvalidRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	73,  // 128: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
-	12,  // 129: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
-	93,  // 130: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
-	93,  // 131: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
-	71,  // 132: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	67,  // 133: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	92,  // 134: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
-	92,  // 135: ratelimitd.admin.v1.Tenant.until:type_name -> google.protobuf.Timestamp
-	13,  // 136: ratelimitd.admin.v1.Tenant.source:type_name -> ratelimitd.admin.v1.TenantSource
-	81,  // 137: ratelimitd.admin.v1.GetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	81,  // 138: ratelimitd.admin.v1.GetTenantResponse.said:type_name -> ratelimitd.admin.v1.Tenant
-	81,  // 139: ratelimitd.admin.v1.SetTenantRequest.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	81,  // 140: ratelimitd.admin.v1.SetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	81,  // 141: ratelimitd.admin.v1.SetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
-	81,  // 142: ratelimitd.admin.v1.UnsetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
-	81,  // 143: ratelimitd.admin.v1.UnsetTenantResponse.now:type_name -> ratelimitd.admin.v1.Tenant
-	13,  // 144: ratelimitd.admin.v1.ListTenantsRequest.source:type_name -> ratelimitd.admin.v1.TenantSource
-	81,  // 145: ratelimitd.admin.v1.ListTenantsResponse.tenants:type_name -> ratelimitd.admin.v1.Tenant
-	81,  // 146: ratelimitd.admin.v1.ImportTenantsRequest.tenants:type_name -> ratelimitd.admin.v1.Tenant
-	14,  // 147: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
-	16,  // 148: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
-	20,  // 149: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
-	22,  // 150: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
-	26,  // 151: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
-	28,  // 152: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
-	30,  // 153: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
-	32,  // 154: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
-	34,  // 155: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
-	36,  // 156: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
-	38,  // 157: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
-	42,  // 158: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
-	47,  // 159: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
-	61,  // 160: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
-	77,  // 161: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
-	79,  // 162: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
-	82,  // 163: ratelimitd.admin.v1.AdminService.GetTenant:input_type -> ratelimitd.admin.v1.GetTenantRequest
-	84,  // 164: ratelimitd.admin.v1.AdminService.SetTenant:input_type -> ratelimitd.admin.v1.SetTenantRequest
-	86,  // 165: ratelimitd.admin.v1.AdminService.UnsetTenant:input_type -> ratelimitd.admin.v1.UnsetTenantRequest
-	88,  // 166: ratelimitd.admin.v1.AdminService.ListTenants:input_type -> ratelimitd.admin.v1.ListTenantsRequest
-	90,  // 167: ratelimitd.admin.v1.AdminService.ImportTenants:input_type -> ratelimitd.admin.v1.ImportTenantsRequest
-	15,  // 168: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
-	17,  // 169: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
-	21,  // 170: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
-	23,  // 171: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
-	27,  // 172: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
-	29,  // 173: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
-	31,  // 174: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
-	33,  // 175: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
-	35,  // 176: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
-	37,  // 177: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
-	39,  // 178: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
-	43,  // 179: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
-	48,  // 180: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
-	62,  // 181: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
-	78,  // 182: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
-	80,  // 183: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
-	83,  // 184: ratelimitd.admin.v1.AdminService.GetTenant:output_type -> ratelimitd.admin.v1.GetTenantResponse
-	85,  // 185: ratelimitd.admin.v1.AdminService.SetTenant:output_type -> ratelimitd.admin.v1.SetTenantResponse
-	87,  // 186: ratelimitd.admin.v1.AdminService.UnsetTenant:output_type -> ratelimitd.admin.v1.UnsetTenantResponse
-	89,  // 187: ratelimitd.admin.v1.AdminService.ListTenants:output_type -> ratelimitd.admin.v1.ListTenantsResponse
-	91,  // 188: ratelimitd.admin.v1.AdminService.ImportTenants:output_type -> ratelimitd.admin.v1.ImportTenantsResponse
-	168, // [168:189] is the sub-list for method output_type
-	147, // [147:168] is the sub-list for method input_type
-	147, // [147:147] is the sub-list for extension type_name
-	147, // [147:147] is the sub-list for extension extendee
-	0,   // [0:147] is the sub-list for field type_name
+	63,  // 114: ratelimitd.admin.v1.StatusResponse.mistakes:type_name -> ratelimitd.admin.v1.RuleMistake
+	51,  // 115: ratelimitd.admin.v1.DividedLimit.entries:type_name -> ratelimitd.admin.v1.Entry
+	65,  // 116: ratelimitd.admin.v1.DividedLimit.clients:type_name -> ratelimitd.admin.v1.DividedClient
+	10,  // 117: ratelimitd.admin.v1.Replica.health:type_name -> ratelimitd.admin.v1.Health
+	10,  // 118: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
+	93,  // 119: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
+	93,  // 120: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
+	94,  // 121: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
+	93,  // 122: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
+	69,  // 123: ratelimitd.admin.v1.RulesStatus.last_change:type_name -> ratelimitd.admin.v1.RulesChange
+	72,  // 124: ratelimitd.admin.v1.RulesStatus.warnings:type_name -> ratelimitd.admin.v1.RulesProblem
+	93,  // 125: ratelimitd.admin.v1.RulesChange.time:type_name -> google.protobuf.Timestamp
+	70,  // 126: ratelimitd.admin.v1.RulesChange.differences:type_name -> ratelimitd.admin.v1.RulesDifference
+	11,  // 127: ratelimitd.admin.v1.RulesDifference.effect:type_name -> ratelimitd.admin.v1.ChangeEffect
+	93,  // 128: ratelimitd.admin.v1.InvalidRules.time:type_name -> google.protobuf.Timestamp
+	72,  // 129: ratelimitd.admin.v1.InvalidRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	74,  // 130: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
+	12,  // 131: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
+	94,  // 132: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
+	94,  // 133: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
+	72,  // 134: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	68,  // 135: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	93,  // 136: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
+	93,  // 137: ratelimitd.admin.v1.Tenant.until:type_name -> google.protobuf.Timestamp
+	13,  // 138: ratelimitd.admin.v1.Tenant.source:type_name -> ratelimitd.admin.v1.TenantSource
+	82,  // 139: ratelimitd.admin.v1.GetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	82,  // 140: ratelimitd.admin.v1.GetTenantResponse.said:type_name -> ratelimitd.admin.v1.Tenant
+	82,  // 141: ratelimitd.admin.v1.SetTenantRequest.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	82,  // 142: ratelimitd.admin.v1.SetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	82,  // 143: ratelimitd.admin.v1.SetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
+	82,  // 144: ratelimitd.admin.v1.UnsetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
+	82,  // 145: ratelimitd.admin.v1.UnsetTenantResponse.now:type_name -> ratelimitd.admin.v1.Tenant
+	13,  // 146: ratelimitd.admin.v1.ListTenantsRequest.source:type_name -> ratelimitd.admin.v1.TenantSource
+	82,  // 147: ratelimitd.admin.v1.ListTenantsResponse.tenants:type_name -> ratelimitd.admin.v1.Tenant
+	82,  // 148: ratelimitd.admin.v1.ImportTenantsRequest.tenants:type_name -> ratelimitd.admin.v1.Tenant
+	14,  // 149: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
+	16,  // 150: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
+	20,  // 151: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
+	22,  // 152: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
+	26,  // 153: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
+	28,  // 154: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
+	30,  // 155: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
+	32,  // 156: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
+	34,  // 157: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
+	36,  // 158: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
+	38,  // 159: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
+	42,  // 160: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
+	47,  // 161: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
+	61,  // 162: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
+	78,  // 163: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
+	80,  // 164: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
+	83,  // 165: ratelimitd.admin.v1.AdminService.GetTenant:input_type -> ratelimitd.admin.v1.GetTenantRequest
+	85,  // 166: ratelimitd.admin.v1.AdminService.SetTenant:input_type -> ratelimitd.admin.v1.SetTenantRequest
+	87,  // 167: ratelimitd.admin.v1.AdminService.UnsetTenant:input_type -> ratelimitd.admin.v1.UnsetTenantRequest
+	89,  // 168: ratelimitd.admin.v1.AdminService.ListTenants:input_type -> ratelimitd.admin.v1.ListTenantsRequest
+	91,  // 169: ratelimitd.admin.v1.AdminService.ImportTenants:input_type -> ratelimitd.admin.v1.ImportTenantsRequest
+	15,  // 170: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
+	17,  // 171: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
+	21,  // 172: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
+	23,  // 173: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
+	27,  // 174: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
+	29,  // 175: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
+	31,  // 176: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
+	33,  // 177: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
+	35,  // 178: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
+	37,  // 179: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
+	39,  // 180: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
+	43,  // 181: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
+	48,  // 182: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
+	62,  // 183: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
+	79,  // 184: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
+	81,  // 185: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
+	84,  // 186: ratelimitd.admin.v1.AdminService.GetTenant:output_type -> ratelimitd.admin.v1.GetTenantResponse
+	86,  // 187: ratelimitd.admin.v1.AdminService.SetTenant:output_type -> ratelimitd.admin.v1.SetTenantResponse
+	88,  // 188: ratelimitd.admin.v1.AdminService.UnsetTenant:output_type -> ratelimitd.admin.v1.UnsetTenantResponse
+	90,  // 189: ratelimitd.admin.v1.AdminService.ListTenants:output_type -> ratelimitd.admin.v1.ListTenantsResponse
+	92,  // 190: ratelimitd.admin.v1.AdminService.ImportTenants:output_type -> ratelimitd.admin.v1.ImportTenantsResponse
+	170, // [170:191] is the sub-list for method output_type
+	149, // [149:170] is the sub-list for method input_type
+	149, // [149:149] is the sub-list for extension type_name
+	149, // [149:149] is the sub-list for extension extendee
+	0,   // [0:149] is the sub-list for field type_name
 }
 
 func init() { file_ratelimitd_admin_v1_admin_proto_init() }
@@ -8635,14 +8788,14 @@ func file_ratelimitd_admin_v1_admin_proto_init() {
 	file_ratelimitd_admin_v1_admin_proto_msgTypes[32].OneofWrappers = []any{}
 	file_ratelimitd_admin_v1_admin_proto_msgTypes[36].OneofWrappers = []any{}
 	file_ratelimitd_admin_v1_admin_proto_msgTypes[41].OneofWrappers = []any{}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[67].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[68].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ratelimitd_admin_v1_admin_proto_rawDesc), len(file_ratelimitd_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      14,
-			NumMessages:   78,
+			NumMessages:   79,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

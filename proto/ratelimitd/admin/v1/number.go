@@ -58,3 +58,6 @@ func fields(n uint64) (small uint32, large uint64) {
 	}
 	return math.MaxUint32, n
 }
+
+// Balance returns the hits left of a counter or, as a negative number, those spent beyond the limit.
+func (x *Counter) Balance() int64 { return int64(x.GetLeft()) - int64(x.GetOverdraft()) } //nolint:gosec // both are less than 2^53
