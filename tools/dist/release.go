@@ -31,7 +31,7 @@ type release struct {
 	version  string // without the v of its tag
 	time     time.Time
 	programs []program
-	manuals  []file   // manual pages and completions
+	manuals  []file // manual pages and completions
 	known    *classifier.Classifier
 	licences []module // what is in any of the programs
 	roots    module   // with the certificates of authorities that the image has
