@@ -80,7 +80,8 @@ test: export TEST_BIN := $(CURDIR)/bin/test
 test: needs ## run every test; with the race detector where it can find something and there is a C compiler, which it alone needs
 	@tools/need "$$($(GO) env CC)" gcc libc6-dev || echo 'going on without the race detector' >&2
 	$(GO) build -ldflags=-w -o '$(TEST_BIN)/' ./cmd/ratelimitd ./examples/client
-	$(MAKE) -j1 test-race test-plain test-tools
+	$(MAKE) -j1 test-race
+	$(MAKE) -j2 test-plain test-tools
 
 .PHONY: test-race test-plain test-tools $(TOOLS:%=test-in-%)
 test-race:
@@ -88,7 +89,7 @@ test-race:
 test-plain:
 	GO='$(GO)' tools/test plain $(PKG)
 test-tools:
-	$(MAKE) -j2 -k ui-test $(patsubst %,test-in-%,$(filter-out $(SKIP),$(TOOLS)))
+	$(MAKE) -k ui-test $(patsubst %,test-in-%,$(filter-out $(SKIP),$(TOOLS)))
 $(TOOLS:%=test-in-%): test-in-%:
 	$(GO) -C tools/$* test -vet=off ./...
 

@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/CycloneDX/cyclonedx-go"
-	"github.com/google/licenseclassifier/v2/assets"
 )
 
 // allowed returns the permitted licences of dependencies by SPDX name.
@@ -36,33 +35,33 @@ type module struct {
 	texts         [][]byte // files, each preceded by its name
 }
 
-// modules returns the modules in the programs and Go's standard library, with their licences. An unknown licence, or
-// one that is not allowed(), is an error.
-func modules(ctx context.Context, src string, programs []program) ([]module, error) {
+// modules returns the modules that are in the programs, and Go's own library, with their licences. One whose licence is
+// not known or not allowed() is an error.
+func (r *release) modules(ctx context.Context) ([]module, error) {
 	var paths []string
-	for _, p := range programs {
+	for _, p := range r.programs {
 		for _, dep := range p.info.Deps {
 			paths = append(paths, dep.Path)
 		}
 	}
 	slices.Sort(paths)
-	all, err := listed(ctx, src, slices.Compact(paths)...)
+	all, err := r.listed(ctx, r.src, slices.Compact(paths)...)
 	if err != nil {
 		return nil, err
 	}
-	goroot, err := output(ctx, src, nil, "go", "env", "GOROOT")
+	goroot, err := output(ctx, r.src, nil, "go", "env", "GOROOT")
 	if err != nil {
 		return nil, err
 	}
-	std, err := licensed("std", strings.TrimPrefix(programs[0].info.GoVersion, "go"), strings.TrimSpace(goroot))
+	std, err := r.licensed("std", strings.TrimPrefix(r.programs[0].info.GoVersion, "go"), strings.TrimSpace(goroot))
 	if err != nil {
 		return nil, err
 	}
 	return slices.Insert(all, 0, std), nil
 }
 
-// listed returns modules that a directory's go.mod requires, with their licences.
-func listed(ctx context.Context, dir string, paths ...string) (all []module, err error) {
+// listed returns modules that the go.mod of a directory requires, with their licences.
+func (r *release) listed(ctx context.Context, dir string, paths ...string) (all []module, err error) {
 	text, err := output(ctx, dir, nil, "go", append([]string{"list", "-m", "-json"}, paths...)...)
 	if err != nil {
 		return nil, err
@@ -72,7 +71,7 @@ func listed(ctx context.Context, dir string, paths ...string) (all []module, err
 		if err := d.Decode(&m); err != nil {
 			return nil, err
 		}
-		one, err := licensed(m.Path, m.Version, m.Dir)
+		one, err := r.licensed(m.Path, m.Version, m.Dir)
 		if err != nil {
 			return nil, err
 		}
@@ -81,16 +80,12 @@ func listed(ctx context.Context, dir string, paths ...string) (all []module, err
 	return all, nil
 }
 
-// licensed reads the licence files of a module's directory.
-func licensed(path, version, dir string) (module, error) {
+// licensed is a module with what the files in its directory say.
+func (r *release) licensed(path, version, dir string) (module, error) {
 	m := module{path: path, version: version}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return m, fmt.Errorf("%s: %w", path, err)
-	}
-	known, err := assets.DefaultClassifier()
-	if err != nil {
-		return m, err
 	}
 	for _, e := range entries {
 		if e.IsDir() || !legal.MatchString(e.Name()) {
@@ -101,7 +96,7 @@ func licensed(path, version, dir string) (module, error) {
 			return m, err
 		}
 		m.texts = append(m.texts, slices.Concat([]byte(e.Name()+"\n\n"), bytes.TrimSpace(text), []byte("\n")))
-		for _, match := range known.Match(text).Matches {
+		for _, match := range r.known.Match(text).Matches {
 			if match.MatchType == "License" && !slices.Contains(m.licences, match.Name) {
 				m.licences = append(m.licences, match.Name)
 			}

@@ -103,6 +103,11 @@ func TestForeignFiles(t *testing.T) {
 // TestLicences: a module with a licence that is unknown or not allowed stops a release.
 func TestLicences(t *testing.T) {
 	t.Parallel()
+	known, err := assets.DefaultClassifier()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := release{known: known}
 	for licence, want := range map[string]string{
 		"Apache-2.0": "",
 		"AGPL-3.0":   "example.com/m has the licence AGPL-3.0, which is none of Apache-2.0,",
@@ -121,7 +126,7 @@ func TestLicences(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		m, err := licensed("example.com/m", "v1.0.0", dir)
+		m, err := r.licensed("example.com/m", "v1.0.0", dir)
 		switch {
 		case want == "" && (err != nil || !slices.Equal(m.licences, []string{licence}) || len(m.texts) != 1):
 			t.Errorf("%s: %q, %v", licence, m.licences, err)

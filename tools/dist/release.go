@@ -10,9 +10,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	classifier "github.com/google/licenseclassifier/v2"
+	"github.com/google/licenseclassifier/v2/assets"
 )
 
 // name is the prefix of a release's files.
@@ -27,9 +31,10 @@ type release struct {
 	version  string // the tag without its v
 	time     time.Time
 	programs []program
-	manuals  []file   // manual pages and completions
-	licences []module // the modules in any program
-	roots    module   // the module with the image's CA certificates
+	manuals  []file // manual pages and completions
+	known    *classifier.Classifier
+	licences []module // what is in any of the programs
+	roots    module   // with the certificates of authorities that the image has
 }
 
 // program is ratelimitd for a platform.
@@ -51,6 +56,9 @@ func newRelease(ctx context.Context, src, work string, platforms []string) (*rel
 		return nil, fmt.Errorf("the time of the commit: %w", err)
 	}
 	r := &release{src: src, time: time.Unix(seconds, 0).UTC()}
+	if r.known, err = assets.DefaultClassifier(); err != nil { // once: it takes about a second
+		return nil, err
+	}
 	for _, platform := range platforms {
 		p, err := r.build(ctx, work, platform)
 		if err != nil {
@@ -62,10 +70,10 @@ func newRelease(ctx context.Context, src, work string, platforms []string) (*rel
 	if err := r.describe(ctx, work); err != nil {
 		return nil, err
 	}
-	if r.licences, err = modules(ctx, src, r.programs); err != nil {
+	if r.licences, err = r.modules(ctx); err != nil {
 		return nil, err
 	}
-	roots, err := listed(ctx, filepath.Join(src, "tools", "dist"), "golang.org/x/crypto/x509roots/fallback")
+	roots, err := r.listed(ctx, filepath.Join(src, "tools", "dist"), "golang.org/x/crypto/x509roots/fallback")
 	if err != nil {
 		return nil, err
 	}
@@ -102,9 +110,13 @@ func (p program) revision() string {
 
 // describe makes the program write its manual pages and completions.
 func (r *release) describe(ctx context.Context, work string) error {
-	here, err := r.build(ctx, filepath.Join(work, "here"), runtime.GOOS+"/"+runtime.GOARCH)
-	if err != nil {
+	here := program{os: runtime.GOOS, arch: runtime.GOARCH}
+	if i := slices.IndexFunc(r.programs, func(p program) bool { return p.os == here.os && p.arch == here.arch }); i >= 0 {
+		here = r.programs[i]
+	} else if built, err := r.build(ctx, filepath.Join(work, "here"), here.os+"/"+here.arch); err != nil {
 		return err
+	} else {
+		here = built
 	}
 	pages := filepath.Join(work, "man")
 	// Defaults of flags depend on the environment, so clear it.
@@ -112,7 +124,7 @@ func (r *release) describe(ctx context.Context, work string) error {
 	if _, err := output(ctx, work, nil, "env", "-i", date, here.path, "manpages", pages); err != nil {
 		return err
 	}
-	err = filepath.WalkDir(pages, func(path string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir(pages, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}

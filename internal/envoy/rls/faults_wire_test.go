@@ -209,7 +209,7 @@ func TestG30_CancelledMidCall(t *testing.T) {
 		entered <- struct{}{}
 		<-ctx.Done()
 	}
-	const calls = 10_000
+	const calls = 2000
 	for range calls {
 		ctx, cancel := context.WithCancel(t.Context())
 		answered := make(chan error, 1)

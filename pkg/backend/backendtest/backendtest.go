@@ -40,6 +40,8 @@ type Harness struct {
 	Calls int
 	// Takes is the number of takes in tests with many goroutines: 20,000 if zero.
 	Takes int
+	// Brief leaves out cases of many reservations, for a backend whose store another test plays them on.
+	Brief bool
 	// FixedWindows restricts the suite to one clock-aligned fixed window per descriptor that counts rejected hits, and to a clock that
 	// never jumps back, for backends that support nothing else.
 	FixedWindows bool

@@ -2,6 +2,7 @@ package backendtest
 
 import (
 	"encoding/binary"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -17,26 +18,31 @@ import (
 // testReservations checks reservations and settlements, on single counters and in random sequences.
 func testReservations(t *testing.T, h Harness) {
 	s := open(t, h)
-	for name, play := range map[string]func(*testing.T, *subject){
-		"settled once":         settledOnce,
-		"an edge":              settledAfterTheEdge,
-		"charged into debt":    chargedIntoDebt,
-		"expired, kept":        expiredAndKept,
-		"expired, returned":    expiredAndReturned,
-		"a bucket holds":       bucketHolds,
-		"a bucket has held":    bucketHasHeld,
-		"a cell that is gone":  settledAfterItsCell,
-		"its own cell":         settledInItsCell,
-		"too many":             tooManyReservations,
-		"many expire at once":  manyExpire,
-		"repeated names":       repeatedNames,
-		"many have ended":      manyEnded,
-		"refused a record":     refusedRecord,
-		"reset":                resetWithReservations,
-		"a day, by a calendar": func(t *testing.T, s *subject) { dayOfTraffic(t, s, calendarDay(t)) },
-		"a day of hours":       func(t *testing.T, s *subject) { dayOfTraffic(t, s, fixed(22_000, hour)) },
-		"a day of short spans": func(t *testing.T, s *subject) { dayOfTraffic(t, s, fixed(4_000, 7*minute)) },
-	} {
+	cases := map[string]func(*testing.T, *subject){
+		"settled once":        settledOnce,
+		"an edge":             settledAfterTheEdge,
+		"charged into debt":   chargedIntoDebt,
+		"expired, kept":       expiredAndKept,
+		"expired, returned":   expiredAndReturned,
+		"a bucket holds":      bucketHolds,
+		"a bucket has held":   bucketHasHeld,
+		"a cell that is gone": settledAfterItsCell,
+		"its own cell":        settledInItsCell,
+		"many expire at once": manyExpire,
+		"repeated names":      repeatedNames,
+		"reset":               resetWithReservations,
+	}
+	if !h.Brief {
+		maps.Copy(cases, map[string]func(*testing.T, *subject){
+			"too many":             tooManyReservations,
+			"many have ended":      manyEnded,
+			"refused a record":     refusedRecord,
+			"a day, by a calendar": func(t *testing.T, s *subject) { dayOfTraffic(t, s, calendarDay(t)) },
+			"a day of hours":       func(t *testing.T, s *subject) { dayOfTraffic(t, s, fixed(22_000, hour)) },
+			"a day of short spans": func(t *testing.T, s *subject) { dayOfTraffic(t, s, fixed(4_000, 7*minute)) },
+		})
+	}
+	for name, play := range cases {
 		t.Run(name, func(t *testing.T) { play(t, s) })
 	}
 	for _, a := range []engine.Algorithm{engine.FixedWindow, engine.SlidingWindow, engine.TokenBucket} {

@@ -15,8 +15,8 @@ type name struct {
 	slot engine.Slot
 }
 
-// TestTable compares a table with a map. There are few hashes, so keys collide all the time.
-func TestTable(t *testing.T) {
+// TestTableOfNames compares a table with a map. There are few hashes, so keys collide all the time.
+func TestTableOfNames(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		hashBits := rapid.SampledFrom([]uint32{0, 1, 4, 8, 12, 32}).Draw(t, "hash bits")
 		hashTo := func(n name) uint32 {

@@ -33,13 +33,14 @@ func overMemory(t *testing.T, c nearcache.Config) {
 func suite(t *testing.T, c nearcache.Config, open func(tb testing.TB, now func() engine.Micros) backend.Backend) {
 	t.Helper()
 	var caches []*nearcache.Backend
-	backendtest.Run(t, backendtest.Harness{Calls: nearcache.SuiteCalls, Takes: 4000, Open: func(tb testing.TB, now func() engine.Micros) backend.Backend {
+	cached := func(tb testing.TB, now func() engine.Micros) backend.Backend {
 		tb.Helper()
 		c.Now = now
 		b := nearcache.New(open(tb, now), c)
 		caches = append(caches, b)
 		return b
-	}})
+	}
+	backendtest.Run(t, backendtest.Harness{Calls: nearcache.SuiteCalls, Takes: 4000, Brief: true, Open: cached})
 	var served uint64
 	for _, b := range caches {
 		served += b.Stats().Rejections

@@ -17,11 +17,11 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// TestBackend runs the suite with short random sequences; TestScripts has long ones.
+// TestBackend runs the suite with short random sequences and without many reservations; TestScripts has them.
 func TestBackend(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	backendtest.Run(t, backendtest.Harness{Calls: 20, Open: func(tb testing.TB, now func() engine.Micros) backend.Backend {
+	backendtest.Run(t, backendtest.Harness{Calls: 20, Takes: 4000, Brief: true, Open: func(tb testing.TB, now func() engine.Micros) backend.Backend {
 		tb.Helper()
 		s.CLI("FLUSHALL")
 		return run(tb, Config{URL: s.Addr(), Now: now, OpTimeout: slow}, true)

@@ -114,6 +114,10 @@ func reached(c *engine.Calendar, now engine.Micros) int {
 	const back, step = 3 * time.Hour, 30 * time.Second
 	t := time.UnixMicro(int64(now)).In(c.Location())
 	highest := label(c, t)
+	_, ahead := t.Zone()
+	if _, before := t.Add(-back).Zone(); before == ahead { // the clocks have not changed
+		return highest
+	}
 	for earlier := t.Truncate(step); t.Sub(earlier) <= back; earlier = earlier.Add(-step) {
 		highest = max(highest, label(c, earlier.Add(-1)))
 	}
