@@ -35,8 +35,8 @@ type module struct {
 	texts         [][]byte // files, each preceded by its name
 }
 
-// modules returns the modules that are in the programs, and Go's own library, with their licences. One whose licence is
-// not known or not allowed() is an error.
+// modules returns the modules in the programs and Go's standard library, with their licences. An unknown licence, or
+// one that is not allowed(), is an error.
 func (r *release) modules(ctx context.Context) ([]module, error) {
 	var paths []string
 	for _, p := range r.programs {
@@ -60,7 +60,7 @@ func (r *release) modules(ctx context.Context) ([]module, error) {
 	return slices.Insert(all, 0, std), nil
 }
 
-// listed returns modules that the go.mod of a directory requires, with their licences.
+// listed returns modules that a directory's go.mod requires, with their licences.
 func (r *release) listed(ctx context.Context, dir string, paths ...string) (all []module, err error) {
 	text, err := output(ctx, dir, nil, "go", append([]string{"list", "-m", "-json"}, paths...)...)
 	if err != nil {
@@ -80,7 +80,7 @@ func (r *release) listed(ctx context.Context, dir string, paths ...string) (all 
 	return all, nil
 }
 
-// licensed is a module with what the files in its directory say.
+// licensed reads the licence files of a module's directory.
 func (r *release) licensed(path, version, dir string) (module, error) {
 	m := module{path: path, version: version}
 	entries, err := os.ReadDir(dir)

@@ -33,8 +33,8 @@ type release struct {
 	programs []program
 	manuals  []file // manual pages and completions
 	known    *classifier.Classifier
-	licences []module // what is in any of the programs
-	roots    module   // with the certificates of authorities that the image has
+	licences []module // the modules in any program
+	roots    module   // the module with the image's CA certificates
 }
 
 // program is ratelimitd for a platform.
