@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-var update = flag.Bool("update", false, "write what the code does into testdata, to be looked at before it is committed")
+var rewrite = flag.Bool("rewrite", false, "write what the code does into testdata, to be looked at before it is committed")
 
 // overlaid returns o with the files below overlay/ as the overlay, and the remaining files.
 func overlaid(o descriptors.Options, files []txtar.File) (descriptors.Options, []txtar.File) {
@@ -30,7 +30,7 @@ func overlaid(o descriptors.Options, files []txtar.File) (descriptors.Options, [
 }
 
 // TestLoad loads files and prints every problem and, if there is a set, its rules.
-func TestLoad(t *testing.T) { rulefiletest.Golden(t, "testdata/load", *update, answerLoad) }
+func TestLoad(t *testing.T) { rulefiletest.Golden(t, "testdata/load", *rewrite, answerLoad) }
 
 // inQuotes matches the parts of a message that quote a source.
 var inQuotes = regexp.MustCompile("'[^']*'|`[^`]*`|\"[^\"]*\"")
@@ -97,7 +97,7 @@ func answerLoad(a *txtar.Archive) (string, error) {
 // TestMatch prints for each line of the file calls, "domain key=value key=value", the rule, the metric key, with a star if it contains
 // values of the request, and the counter's name.
 func TestMatch(t *testing.T) {
-	rulefiletest.Golden(t, "testdata/match", *update, func(a *txtar.Archive) (string, error) { return answerCalls(a, answerCall) })
+	rulefiletest.Golden(t, "testdata/match", *rewrite, func(a *txtar.Archive) (string, error) { return answerCalls(a, answerCall) })
 }
 
 // answerCalls prints the answer to each line of the last file of an archive, whose other files are rules.

@@ -15,7 +15,7 @@ import (
 
 // TestExplain prints the steps for each call of the file calls.
 func TestExplain(t *testing.T) {
-	rulefiletest.Golden(t, "testdata/explain", *update, func(a *txtar.Archive) (string, error) {
+	rulefiletest.Golden(t, "testdata/explain", *rewrite, func(a *txtar.Archive) (string, error) {
 		return answerCalls(a, func(set *descriptors.Set, domain string, e []descriptors.Entry) string {
 			var b strings.Builder
 			for _, step := range set.Domain([]byte(domain)).Explain(e) {

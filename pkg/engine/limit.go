@@ -68,16 +68,16 @@ func inProportion(n, to, from uint64) uint64 {
 }
 
 // Raised returns l with room for more hits, and how many. A [Limits.Peek] at it tells how far a state is overdrawn under l: by those that are
-// missing from this room. There is no room if l's algorithm never overdraws a state, or does not know by how much.
+// missing from this room. There is no room if l's algorithm never overdraws a state, or does not know by how much, or if it is a bucket that
+// never fills.
 func (l Limit) Raised() (raised Limit, room uint64) {
-	switch l.Algorithm {
-	case FixedWindow, SlidingWindow:
+	switch {
+	case l.Algorithm == FixedWindow || l.Algorithm == SlidingWindow:
 		room = MaxHits - l.Hits
 		l.Hits += room
-	case TokenBucket:
+	case l.Algorithm == TokenBucket && l.Hits > 0:
 		room = l.Burst + l.Debt
 		l.Burst, l.Initial = l.Burst+room, l.Initial+room
-	case SlidingLog, LeakyBucket, Concurrency:
 	}
 	return l, room
 }

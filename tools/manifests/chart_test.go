@@ -22,7 +22,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-var update = flag.Bool("update", false, "write what the chart renders into examples/kubernetes")
+var rewrite = flag.Bool("rewrite", false, "write what the chart renders into examples/kubernetes")
 
 // rendered lists the files of examples/kubernetes that the chart renders.
 var rendered = []struct{ file, values, head string }{
@@ -77,7 +77,7 @@ func renderRelease(t *testing.T, values, version string) (string, error) {
 	return strings.Join(docs, "---\n"), nil
 }
 
-// TestChartRendered: the files are rendered from the chart with their values; -update writes them.
+// TestChartRendered: the files are rendered from the chart with their values; -rewrite writes them.
 func TestChartRendered(t *testing.T) {
 	for _, r := range rendered {
 		values := ""
@@ -87,11 +87,11 @@ func TestChartRendered(t *testing.T) {
 		text, err := render(t, values)
 		check(t, err)
 		text = r.head + text
-		if *update {
+		if *rewrite {
 			check(t, os.WriteFile(filepath.Join(examples, "kubernetes", r.file), []byte(text), 0o644))
 		}
 		if text != read(t, filepath.Join("kubernetes", r.file)) {
-			t.Errorf("examples/kubernetes/%s is not what the chart renders; write it with: go -C tools/manifests test -run TestChartRendered . -update", r.file)
+			t.Errorf("examples/kubernetes/%s is not what the chart renders; write it with: go -C tools/manifests test -run TestChartRendered . -rewrite", r.file)
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 )
 
-var update = flag.Bool("update", false, "write what rounds do into testdata")
+var rewrite = flag.Bool("rewrite", false, "write what rounds do into testdata")
 
 // script is a core with virtual time, controlled by a file in testdata. A line is one of
 //
@@ -30,7 +30,7 @@ type script struct {
 	sources map[string]*Source
 }
 
-func TestScripts(t *testing.T) { goldentest.Scripts(t, *update, run) }
+func TestScripts(t *testing.T) { goldentest.Scripts(t, *rewrite, run) }
 
 // run runs a script and returns it with the output of its lines.
 func run(t *testing.T, text string) string {

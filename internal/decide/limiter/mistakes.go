@@ -33,7 +33,7 @@ func (m Mistake) String() string {
 func (m Mistake) Advice(r *descriptors.Rule) string {
 	return [mistakes]string{
 		"requests reserve estimates and none is settled, because their costs come without a reservation ID, so both stay consumed: " +
-			"send the ID with the cost, or use reserve with by",
+			r.SettleAdvice(),
 		"charges that exceed the remaining hits are dropped, so requests cost nothing: " +
 			"if requests are charged after they have run, " + r.LateChargeAdvice(),
 		"no limit applies, because nearly every request has a counter of its own: " +
@@ -77,7 +77,7 @@ func (l *Limiter) Mistakes(f func(r *descriptors.Rule, m Mistake, calls uint64))
 // mistake.
 func (c *counts) habit(p *Scratch, t *part, hitless bool) {
 	h, op, reserve := t.rule.habits.Load(), &p.ops[t.op], t.Rule.Reserve
-	begins := hitless && !t.Negative && (reserve == nil || t.reserving == reserves)
+	begins := hitless && !t.Negative && (t.reserving == reserves || reserve == nil && t.Hits == 0) // without a number, a request has 1 hit
 	switch {
 	case h == nil && !begins:
 		return

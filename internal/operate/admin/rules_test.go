@@ -23,7 +23,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-var update = flag.Bool("update", false, "write testdata/rules.json")
+var rewrite = flag.Bool("rewrite", false, "write testdata/rules.json")
 
 // full has a rule of each algorithm, and every key that a rule may have.
 const full = `domain: d
@@ -72,7 +72,7 @@ func TestListRules(t *testing.T) {
 	if err := admin.WriteRulesJSON(&b, s.limiter.Rules()); err != nil {
 		t.Fatal(err)
 	}
-	goldentest.Golden(t, "testdata/rules.json", b.String(), *update)
+	goldentest.Golden(t, "testdata/rules.json", b.String(), *rewrite)
 	var want adminv1.ListRulesResponse
 	if err := protojson.Unmarshal([]byte(b.String()), &want); err != nil {
 		t.Fatalf("%v:\n%s", err, b.String())

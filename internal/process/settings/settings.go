@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-//go:generate go test -run ^TestDocument$ . -update
+//go:generate go test -run ^TestDocument$ . -rewrite
 
 // Settings are the values of all variables, including defaults.
 type Settings struct {

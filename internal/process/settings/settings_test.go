@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 )
 
-var update = flag.Bool("update", false, "write the table into docs/settings.md")
+var rewrite = flag.Bool("rewrite", false, "write the table into docs/settings.md")
 
 // parse parses an environment with in-memory counters and more variables.
 func parse(t *testing.T, more ...string) (s Settings, notices, lines []string) {
@@ -253,13 +253,13 @@ func TestClientsWithCertificates(t *testing.T) {
 	}
 }
 
-// The table of variables in docs/settings.md is the one in this package; run with -update, or make docs, to write it.
+// The table of variables in docs/settings.md is the one in this package; run with -rewrite, or make docs, to write it.
 func TestDocument(t *testing.T) {
 	const (
 		document   = "../../../docs/settings.md"
 		begin, end = "<!-- variables: written by make docs -->\n", "<!-- end of variables -->"
 	)
-	goldentest.Section(t, document, [2]string{begin, end}, "\n"+Markdown()+"\n", *update)
+	goldentest.Section(t, document, [2]string{begin, end}, "\n"+Markdown()+"\n", *rewrite)
 }
 
 // TestReadOnlyConnectionsAreAlwaysClosed: a variable for permanent behaviour is accepted with any value, without a

@@ -83,7 +83,7 @@ func TestMapper(t *testing.T) {
 	t.Parallel()
 	m := mapperOf(t, allOfAMapping)
 	got := mappedLines(t, filled(), PrometheusConfig{Mapper: m, Labels: []Label{{"zone", "eu"}}})
-	goldentest.Golden(t, "testdata/mapped.txt", strings.Join(got, "\n")+"\n", *update)
+	goldentest.Golden(t, "testdata/mapped.txt", strings.Join(got, "\n")+"\n", *rewrite)
 	_, all := scrapeWith(t, filled(), PrometheusConfig{Mapper: m})
 	for _, help := range []string{
 		"# HELP hits Asked for.\n# TYPE hits counter\n", // from the mapping

@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/goldentest"
 )
 
-var update = flag.Bool("update", false, "write docs/metrics.md and testdata")
+var rewrite = flag.Bool("rewrite", false, "write docs/metrics.md and testdata")
 
 // all returns the rows of the table.
 func all() (rows []Row) {
@@ -117,10 +117,10 @@ func TestValuesOfLabels(t *testing.T) {
 	}
 }
 
-// TestDocument: docs/metrics.md has the table. Run with -update, or make docs, to write it.
+// TestDocument: docs/metrics.md has the table. run with -rewrite, or make docs, to write it.
 func TestDocument(t *testing.T) {
 	t.Parallel()
-	goldentest.Golden(t, "../../../docs/metrics.md", document(), *update)
+	goldentest.Golden(t, "../../../docs/metrics.md", document(), *rewrite)
 }
 
 // document returns docs/metrics.md.

@@ -44,7 +44,7 @@ func scrapeWith(tb testing.TB, r *Registry, c PrometheusConfig) (lines []string,
 func TestPrometheus(t *testing.T) {
 	got, all := scrape(t, filled())
 	slices.Sort(got)
-	goldentest.Golden(t, "testdata/prometheus.txt", strings.Join(got, "\n")+"\n", *update)
+	goldentest.Golden(t, "testdata/prometheus.txt", strings.Join(got, "\n")+"\n", *rewrite)
 	for _, line := range []string{
 		"# TYPE ratelimit_service_rate_limit_total_hits counter\n",
 		"# TYPE ratelimit_service_response_time_seconds histogram\n",

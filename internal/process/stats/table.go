@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-//go:generate go test -run ^TestDocument$ . -update
+//go:generate go test -run ^TestDocument$ . -rewrite
 
 // The metrics, in the order of their rows.
 const (

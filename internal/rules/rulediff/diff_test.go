@@ -15,10 +15,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-var update = flag.Bool("update", false, "write what the code does into testdata, to be looked at before it is committed")
+var rewrite = flag.Bool("rewrite", false, "write what the code does into testdata, to be looked at before it is committed")
 
 // TestDiff compares the files under old/ with the others.
-func TestDiff(t *testing.T) { rulefiletest.Golden(t, "testdata/diff", *update, answerDiff) }
+func TestDiff(t *testing.T) { rulefiletest.Golden(t, "testdata/diff", *rewrite, answerDiff) }
 
 func answerDiff(a *txtar.Archive) (string, error) {
 	var before, after []txtar.File

@@ -18,11 +18,11 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-var update = flag.Bool("update", false, "write what the code does into testdata, to be looked at before it is committed")
+var rewrite = flag.Bool("rewrite", false, "write what the code does into testdata, to be looked at before it is committed")
 
 // TestFormat compares formatted files with golden ones.
 func TestFormat(t *testing.T) {
-	rulefiletest.Golden(t, "testdata/format", *update, func(a *txtar.Archive) (string, error) {
+	rulefiletest.Golden(t, "testdata/format", *rewrite, func(a *txtar.Archive) (string, error) {
 		var b strings.Builder
 		for _, s := range rulefiletest.Sources(a.Files) {
 			out, problems := rulefmt.Format(s)

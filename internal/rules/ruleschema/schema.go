@@ -15,7 +15,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-//go:generate go test -run ^TestSchema$ . -update
+//go:generate go test -run ^TestSchema$ . -rewrite
 
 // schema is a JSON Schema or a part of one.
 type schema map[string]any

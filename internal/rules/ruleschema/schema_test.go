@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/rules/ruleschema"
 )
 
-var update = flag.Bool("update", false, "write what the code does into testdata, to be looked at before it is committed")
+var rewrite = flag.Bool("rewrite", false, "write what the code does into testdata, to be looked at before it is committed")
 
 // schemaFile is next to the documentation, because all files below config are rules.
 const schemaFile = "../../../docs/rules.schema.json"
@@ -38,7 +38,7 @@ func TestSchema(t *testing.T) {
 			}
 		}
 	}
-	if *update {
+	if *rewrite {
 		if err := os.WriteFile(schemaFile, now, 0o644); err != nil {
 			t.Fatal(err)
 		}

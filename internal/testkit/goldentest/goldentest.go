@@ -59,6 +59,6 @@ func Golden(tb testing.TB, file, text string, update bool) {
 		tb.Fatal(err)
 	}
 	if diff := cmp.Diff(strings.Split(string(was), "\n"), strings.Split(text, "\n")); diff != "" {
-		tb.Errorf("%s (-want +got); -update or -rewrite, or make docs, takes got over:\n%s", file, diff)
+		tb.Errorf("%s (-want +got); -rewrite, or make docs, writes got into it:\n%s", file, diff)
 	}
 }
