@@ -197,7 +197,7 @@ func TestTablesFar(t *testing.T) {
 func TestTablesInCluster(t *testing.T) {
 	t.Parallel()
 	all := redistest.Cluster(t, 3)
-	r := tables(t, redis.Config{URL: all[0].Addr(), Type: redis.Cluster, OpTimeout: slow})
+	r := tables(t, redis.Config{URL: all[0].Addr(), Type: redis.Cluster, DialTimeout: slow, OpTimeout: slow})
 	agree := func(limit, replica string) (rows []shares.Row, err error) {
 		return r.Agree(t.Context(), limit, &shares.Row{Replica: replica, Life: 3600 * 1e6, Held: 1})
 	}
