@@ -171,14 +171,6 @@ func (r *Rule) LateChargeAdvice() string {
 	return "set late_charge: true"
 }
 
-// SettleAdvice says how to have costs settle the reservations of the rule.
-func (r *Rule) SettleAdvice() string {
-	if r.Reserve != nil && r.Reserve.By != "" {
-		return "give the entry " + r.Reserve.By + " the same value in both calls of a request"
-	}
-	return "send the ID with the cost, or use reserve with by"
-}
-
 // limitText describes the limits of the rule with item.
 func (r *Rule) limitText(item func(RateLimit) string) string {
 	if r.Unlimited {

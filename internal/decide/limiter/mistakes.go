@@ -33,12 +33,20 @@ func (m Mistake) String() string {
 func (m Mistake) Advice(r *descriptors.Rule) string {
 	return [mistakes]string{
 		"requests reserve estimates and none is settled, because their costs come without a reservation ID, so both stay consumed: " +
-			r.SettleAdvice(),
+			settleAdvice(r),
 		"charges that exceed the remaining hits are dropped, so requests cost nothing: " +
 			"if requests are charged after they have run, " + r.LateChargeAdvice(),
 		"no limit applies, because nearly every request has a counter of its own: " +
 			"name the entry that differs in each request with reserve and by, or leave it out",
 	}[m]
+}
+
+// settleAdvice describes how costs settle the reservations of r.
+func settleAdvice(r *descriptors.Rule) string {
+	if r.Reserve != nil && r.Reserve.By != "" {
+		return "give the entry " + r.Reserve.By + " the same value in both calls of a request"
+	}
+	return "send the ID with the cost, or use reserve with by"
 }
 
 // habits is what the calls for a rule show.
