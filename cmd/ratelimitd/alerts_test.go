@@ -59,6 +59,7 @@ func troubles() []trouble {
 		{"the server is gone", []string{"RateLimitNoServer"}, serverGone},
 		{"tenants are invalid", []string{"RateLimitTenantsInvalid"}, tenantsInvalid},
 		{"memory is full of counters", []string{"RateLimitMemoryEvicts"}, memoryIsFull},
+		{"costs come without the reservation", []string{"RateLimitMistake"}, costsWithoutReservation},
 	}
 }
 
@@ -486,5 +487,18 @@ func memoryIsFull(t *testing.T) []string {
 			}
 			return d.metric("ratelimitd_memory_forced_out_total") > 0
 		})
+	})
+}
+
+func costsWithoutReservation(t *testing.T) []string {
+	t.Helper()
+	d := startProcess(t, "domain: shop\ndescriptors:\n  - {key: user, rate_limit: {unit: year, requests_per_unit: 100000, reserve: {estimate: 400}}}\n",
+		"BACKEND_TYPE=memory")
+	client := d.client()
+	return minutes(d, 15, func(int) {
+		r := request("user", "ann")
+		decide(t, client, r)
+		r.HitsAddend = 300
+		decide(t, client, r)
 	})
 }
