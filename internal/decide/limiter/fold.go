@@ -22,6 +22,11 @@ func (t *part) lateCharge() bool {
 	return t.reserving == settles || t.takes() && (t.reserving == charges || t.Limits.Len() > 0 && t.Limits.At(0).Limit.LateCharge)
 }
 
+// checksBudget reports whether t checks a limit that its charge will exceed if nothing is left.
+func (t *part) checksBudget() bool {
+	return !t.Negative && t.Hits == 0 && t.Limits.Len() > 0 && t.Limits.At(0).Limit.LateCharge
+}
+
 // due reports whether t is carried out regardless of the other descriptors.
 func (t *part) due() bool { return t.Negative || t.lateCharge() }
 

@@ -76,8 +76,8 @@ func (p *Scratch) addOp(r *Request, i int) {
 	}
 	op := &p.ops[t.op]
 	op.Penalty, op.Lease = rule.Penalty, backend.Lease(rule.Lease)
-	if t.Hits == 0 && op.Mode == backend.Take && op.Limits[0].LateCharge {
-		op.Mode, op.Take.Cost = backend.Peek, 1 // a check needs something left; a take of 0 would pass at exactly the limit
+	if t.checksBudget() {
+		op.Mode, op.Take.Cost = backend.Peek, 1 // a take of 0 would pass at exactly the limit
 	}
 	if rule.Reserve != nil {
 		p.reserveOp(t, op, desc)
