@@ -85,9 +85,9 @@ func (k kind) accepts() acceptance {
 		exporter:      oneOf("http", "grpc"),
 		assignments:   {takes: "pairs such as key=value,key2=value2", check: func(v string) error { return checkNamed(v, "=") }},
 		secretPairs:   {takes: "pairs such as key:value,key2:value2", check: func(v string) error { return checkNamed(v, ":") }},
-		store:         choice("memory, redis or memcache", BackendTypes()...),
-		source:        choice("FILE, GRPC_XDS_SOTW or GRPC_XDS_DELTA", "FILE", "GRPC_XDS_SOTW", "GRPC_XDS_DELTA"),
-		logFormat:     choice("text or json", "text", "json"),
+		store:         either(BackendTypes()...),
+		source:        either("FILE", "GRPC_XDS_SOTW", "GRPC_XDS_DELTA"),
+		logFormat:     either("text", "json"),
 	}[k]
 }
 
@@ -125,10 +125,16 @@ func parsed[T comparable](takes string, parse func(string) (T, error)) acceptanc
 }
 
 // oneOf accepts the given words, ignoring case.
-func oneOf(words ...string) acceptance { return choice("one of "+strings.Join(words, ", "), words...) }
+func oneOf(words ...string) acceptance { return choice("one of "+strings.Join(words, ", "), words) }
 
-// choice is oneOf with its own description.
-func choice(takes string, words ...string) acceptance {
+// either is oneOf with another description: a, b or c.
+func either(words ...string) acceptance {
+	last := len(words) - 1
+	return choice(strings.Join(words[:last], ", ")+" or "+words[last], words)
+}
+
+// choice accepts words, which takes describes.
+func choice(takes string, words []string) acceptance {
 	return acceptance{
 		takes: takes,
 		words: words,

@@ -10,7 +10,7 @@ const (
 	redis    = "redis"
 	memcache = "memcache"
 	memory   = "memory"
-	shared   = "redis or memcache"
+	shared   = redis + " or " + memcache
 )
 
 // BackendTypes returns the values of BACKEND_TYPE.
@@ -108,7 +108,7 @@ func memcacheRows(s *Settings) []variable {
 
 // of reports whether a backend uses v.
 func (v *variable) of(backend string) bool {
-	return v.backend == "" || v.backend == backend || v.backend == shared && backend != memory
+	return v.backend == "" || v.backend == backend || v.backend == shared && (backend == redis || backend == memcache)
 }
 
 // checkSecret returns the error of a secret for counter names without a key format that uses it.

@@ -25,12 +25,20 @@ func broken(t *testing.T, b *Backend, want remote.Class, cause, cure func()) {
 	cause()
 	testkit.Eventually(t, "class "+string(want), func() bool { return class(oneIn(b, 1, usual)) == want })
 	var took []time.Duration
+	late := 0
 	for end := time.Now().Add(2 * time.Second); len(took) < 100 || time.Now().Before(end); time.Sleep(time.Millisecond) {
 		begun := time.Now()
-		if c := class(oneIn(b, 1, usual)); c != want && c != remote.Timeout {
+		switch c := class(oneIn(b, 1, usual)); c {
+		case want:
+		case remote.Timeout, remote.Overload: // on a busy machine
+			late++
+		default:
 			t.Fatalf("class %q, want %q", c, want)
 		}
 		took = append(took, time.Since(begun))
+	}
+	if late > len(took)/2 {
+		t.Errorf("%d of %d calls were late", late, len(took))
 	}
 	slices.Sort(took)
 	figure(t, "most answers", took[len(took)*9/10], usual)
