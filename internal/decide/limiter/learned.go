@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
 // How many true costs a learned estimate is computed from. With 256 of them, the value at percentile 90 is one from percentile 86 to 94, at
@@ -24,9 +25,9 @@ type costs struct {
 }
 
 // add adds the true cost of a settlement. A cost of 0 does not count: requests that fail cost nothing, and an outage must not lower the
-// estimate of what follows.
+// estimate of what follows. A cost above every limit could not be read, and does not count either.
 func (c *costs) add(cost uint64) {
-	if c == nil || cost == 0 {
+	if c == nil || cost == 0 || cost > engine.MaxLimit {
 		return
 	}
 	c.mu.Lock()

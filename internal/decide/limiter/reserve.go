@@ -328,9 +328,7 @@ func (n *reservations) count(p *Scratch, s *Sealer) {
 			n.hits[hitsCharged].Add(Counted(uint64(d.Difference)))
 		case d.Reservation == engine.ReservationSettled:
 			n.outcomes[countSettled].Add(1)
-			if t.Hits <= engine.MaxLimit { // otherwise it could not be read
-				t.rule.costs.add(t.Hits)
-			}
+			t.rule.costs.add(t.Hits)
 			if d.Difference < 0 {
 				n.hits[hitsGivenBack].Add(Counted(uint64(-d.Difference)))
 			} else {

@@ -49,18 +49,19 @@ func bearer(ctx context.Context, authorization ...string) context.Context {
 // whatever a caller says of itself. A proxy on this machine has another loopback address: Istio's 127.0.0.6.
 func TestAccessOnPort(t *testing.T) {
 	tcp := func(ip string) *net.TCPAddr { return &net.TCPAddr{IP: net.ParseIP(ip), Port: 4711} }
+	udp := &net.UDPAddr{IP: net.ParseIP("127.0.0.1")}
 	for from, look := range map[net.Addr]codes.Code{
-		tcp("127.0.0.1"):                           codes.OK,
-		tcp("::1"):                                 codes.OK,
-		tcp("::ffff:127.0.0.1"):                    codes.OK,
-		tcp("127.0.0.6"):                           codes.PermissionDenied,
-		tcp("127.9.9.9"):                           codes.PermissionDenied,
-		tcp("::ffff:127.0.0.6"):                    codes.PermissionDenied,
-		tcp("10.1.2.3"):                            codes.PermissionDenied,
-		tcp("2001:db8::1"):                         codes.PermissionDenied,
-		tcp("::ffff:10.1.2.3"):                     codes.PermissionDenied,
-		&net.TCPAddr{}:                             codes.PermissionDenied,
-		&net.UDPAddr{IP: net.ParseIP("127.0.0.1")}: codes.PermissionDenied,
+		tcp("127.0.0.1"):        codes.OK,
+		tcp("::1"):              codes.OK,
+		tcp("::ffff:127.0.0.1"): codes.OK,
+		tcp("127.0.0.6"):        codes.PermissionDenied,
+		tcp("127.9.9.9"):        codes.PermissionDenied,
+		tcp("::ffff:127.0.0.6"): codes.PermissionDenied,
+		tcp("10.1.2.3"):         codes.PermissionDenied,
+		tcp("2001:db8::1"):      codes.PermissionDenied,
+		tcp("::ffff:10.1.2.3"):  codes.PermissionDenied,
+		&net.TCPAddr{}:          codes.PermissionDenied,
+		udp:                     codes.PermissionDenied,
 	} {
 		s := startOn(t, shop, testkit.From(testkit.Listen(t), from), admin.Config{})
 		s.hit(t, "shop", 3, "user", "u")
