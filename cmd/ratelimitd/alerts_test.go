@@ -489,16 +489,3 @@ func memoryIsFull(t *testing.T) []string {
 		})
 	})
 }
-
-func costsWithoutReservation(t *testing.T) []string {
-	t.Helper()
-	d := startProcess(t, "domain: shop\ndescriptors:\n  - {key: user, rate_limit: {unit: year, requests_per_unit: 100000, reserve: {estimate: 400}}}\n",
-		"BACKEND_TYPE=memory")
-	client := d.client()
-	return minutes(d, 15, func(int) {
-		r := request("user", "ann")
-		decide(t, client, r)
-		r.HitsAddend = 300
-		decide(t, client, r)
-	})
-}

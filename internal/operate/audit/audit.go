@@ -16,6 +16,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
 	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
 )
 
@@ -85,16 +86,9 @@ func (l *Log) String() string { return "audit" }
 
 // Run writes acts that the store lacks until ctx ends.
 func (l *Log) Run(ctx context.Context) error {
-	ticker := time.NewTicker(retryEach)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-			_ = l.flush(ctx) // retried at the next tick
-		}
-	}
+	return task.Every(l.String(), retryEach, func(ctx context.Context) {
+		_ = l.flush(ctx) // retried at the next tick
+	}).Run(ctx)
 }
 
 // Add records a. It sets the ID and the Time of a, and shortens its texts if a is too large. It returns after the store has a; if

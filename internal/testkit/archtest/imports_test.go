@@ -72,7 +72,7 @@ var allowed = map[string]row{
 	"internal/envoy/shares":           {ours: []string{"pkg/engine"}},
 	"internal/testkit/sharestest":     {ours: []string{"internal/envoy/shares"}},
 	"internal/process/adminsocket":    {ours: []string{"internal/process/netlimit"}, third: []string{"golang.org/x/sys/unix"}},
-	"internal/operate/audit":          {ours: []string{"internal/leaf/throttle"}},
+	"internal/operate/audit":          {ours: []string{"internal/leaf/task", "internal/leaf/throttle"}},
 	"internal/operate/access":         {ours: []string{"internal/leaf/smallfile", "internal/leaf/throttle", "internal/process/certs"}, third: []string{grpc, gateway}},
 	"internal/operate/admin":          {ours: []string{"internal/decide/limiter", "internal/decide/override", "internal/decide/plans", "internal/leaf/plain", "internal/leaf/throttle", "internal/operate/access", "internal/operate/audit", "internal/operate/controls", "internal/operate/observe", "internal/operate/tenants", "internal/rules/rulemessage", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, gateway}},
 	"internal/operate/console":        {ours: []string{"internal/leaf/plain", "internal/leaf/throttle", "internal/rules/rulemessage", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, gateway}},
