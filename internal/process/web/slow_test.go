@@ -2,11 +2,14 @@ package web_test
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,36 +33,77 @@ func slowly(t *testing.T, addr, from, path string) net.Conn {
 	return c
 }
 
-// TestH11_SlowNetworks: slow bodies of one network, or of many, do not block other networks.
+// TestH11_SlowNetworks: slow bodies of one network, or of many, do not block other networks. Of all networks, 16 have a place, for
+// which at most 16 others wait.
 func TestH11_SlowNetworks(t *testing.T) {
 	t.Parallel()
-	for _, networks := range []int{1, 8} {
+	for networks, wantCut := range map[int]int32{1: 0, 8: 8*8 - 16 - 16} {
 		addr, _ := start(t, web.MainHandler(echo()), web.Limits{Read: time.Hour, Write: time.Hour})
-		var slow []net.Conn
-		for i := range networks {
-			for range 8 {
-				slow = append(slow, slowly(t, addr, fmt.Sprintf("127.0.0.%d", 2+i), "/json"))
-			}
-		}
+		cut := slowNetworks(t, addr, networks)
+		testkit.Eventually(t, "slow bodies are cut off", func() bool { return cut.Load() >= wantCut })
 		for i := range 20 {
 			if got := do(t, "POST", "http://"+addr+"/json", strings.Repeat(" ", 20<<10)); got.Status != http.StatusOK {
 				t.Errorf("%d slow networks: body %d: %d %.100s; want 200", networks, i, got.Status, got.Body)
 			}
 		}
-		cut := 0
-		for _, c := range slow[:networks*4] { // others wait for 5 s
-			_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
-			if resp, err := http.ReadResponse(bufio.NewReader(c), nil); err == nil {
-				_ = resp.Body.Close()
-				if cut++; resp.StatusCode != http.StatusRequestTimeout && resp.StatusCode != http.StatusServiceUnavailable {
-					t.Errorf("a slow body: %d, want 408", resp.StatusCode)
-				}
-			}
-		}
-		if (cut > 0) != (networks > 1) {
-			t.Errorf("%d slow networks: %d bodies were cut off", networks, cut)
+		if got := cut.Load(); networks == 1 && got != 0 {
+			t.Errorf("%d bodies of a slow network were cut off", got)
 		}
 	}
+}
+
+// TestH11_Deciding: bodies of slow networks do not replace a body that is being decided.
+func TestH11_Deciding(t *testing.T) {
+	t.Parallel()
+	deciding, decide := make(chan struct{}), make(chan struct{})
+	m := echo()
+	m.JSON = func(ctx context.Context, _ []byte) (int, string, []byte) {
+		close(deciding)
+		<-decide
+		if ctx.Err() != nil {
+			return http.StatusInternalServerError, "", []byte("the request has ended")
+		}
+		return http.StatusOK, "", nil
+	}
+	addr, _ := start(t, web.MainHandler(m), web.Limits{Read: time.Hour, Write: time.Hour})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if got := do(t, "POST", "http://"+addr+"/json", strings.Repeat(" ", 20<<10)); got.Status != http.StatusOK {
+			t.Errorf("a body that was being decided: %d %.100s; want 200", got.Status, got.Body)
+		}
+	})
+	<-deciding
+	cut := slowNetworks(t, addr, 8)
+	testkit.Eventually(t, "slow bodies are cut off", func() bool { return cut.Load() >= 8*8-15-16 })
+	close(decide)
+	wg.Wait()
+}
+
+// slowNetworks sends 8 slow bodies from each of some networks, and counts the ones that are cut off, which
+// are not the ones that wait in vain.
+func slowNetworks(t *testing.T, addr string, networks int) (cut *atomic.Int32) {
+	t.Helper()
+	cut = new(atomic.Int32)
+	var wg sync.WaitGroup
+	t.Cleanup(wg.Wait)
+	for i := range networks * 8 {
+		c := slowly(t, addr, fmt.Sprintf("127.0.0.%d", 2+i/8), "/json")
+		wg.Go(func() {
+			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+			if err != nil {
+				return // at the end of the test
+			}
+			_ = resp.Body.Close()
+			switch resp.StatusCode {
+			case http.StatusRequestTimeout:
+				cut.Add(1)
+			case http.StatusServiceUnavailable:
+			default:
+				t.Errorf("a slow body: %d, want 408 or 503", resp.StatusCode)
+			}
+		})
+	}
+	return cut
 }
 
 // TestH14_BodiesOfPages: a client that does not send its body takes no turn from others.

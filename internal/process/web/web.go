@@ -38,7 +38,7 @@ const DefaultMaxBody = 1 << 20
 const (
 	smallBody = maxHead // bodies up to this size are read at once: they take no more memory than the head of a request
 	maxLarge  = 4       // larger bodies of one network that are read, decided, or answered at a time
-	allLarge  = 16      // the same for all networks; a further body replaces the oldest one
+	allLarge  = 16      // the same for all networks; a further body replaces the oldest one that is not being decided
 )
 
 // lastWords is the time to answer a request that was replaced.
@@ -140,24 +140,44 @@ type largeBodies struct {
 	buffers  sync.Pool // of *bytes.Buffer
 
 	mu   sync.Mutex
-	here []*http.ResponseController // requests with a place, oldest first
+	here []*largeBody // oldest first
 }
 
-// enter takes a place for c until leave is called.
-func (l *largeBodies) enter(c *http.ResponseController) (leave func()) {
+// largeBody is a request with a place.
+type largeBody struct {
+	*http.ResponseController
+
+	deciding bool // does not wait for its client
+}
+
+// enter takes a place until leave is called; ok is false if all are taken by requests that are being decided.
+func (l *largeBodies) enter(w http.ResponseWriter) (b *largeBody, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.here) == allLarge {
-		_ = l.here[0].SetReadDeadline(time.Now())
-		_ = l.here[0].SetWriteDeadline(time.Now().Add(lastWords))
-		l.here = slices.Delete(l.here, 0, 1)
+		i := slices.IndexFunc(l.here, func(other *largeBody) bool { return !other.deciding })
+		if i < 0 {
+			return nil, false
+		}
+		_ = l.here[i].SetReadDeadline(time.Now())
+		_ = l.here[i].SetWriteDeadline(time.Now().Add(lastWords))
+		l.here = slices.Delete(l.here, i, i+1)
 	}
-	l.here = append(l.here, c)
-	return func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.here = slices.DeleteFunc(l.here, func(other *http.ResponseController) bool { return other == c })
-	}
+	b = &largeBody{ResponseController: http.NewResponseController(w)}
+	l.here = append(l.here, b)
+	return b, true
+}
+
+func (l *largeBodies) leave(b *largeBody) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.here = slices.DeleteFunc(l.here, func(other *largeBody) bool { return other == b })
+}
+
+func (l *largeBodies) setDeciding(b *largeBody, deciding bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	b.deciding = deciding
 }
 
 // answer answers r, whose body starts with begin.
@@ -168,7 +188,12 @@ func (l *largeBodies) answer(w http.ResponseWriter, r *http.Request, begin []byt
 		return
 	}
 	defer done() // after the answer, which may be as large as the body, has been sent
-	defer l.enter(http.NewResponseController(w))()
+	place, ok := l.enter(w)
+	if !ok {
+		crowded(w)
+		return
+	}
+	defer l.leave(place)
 	b := l.buffers.Get().(*bytes.Buffer)
 	defer l.buffers.Put(b)
 	b.Reset()
@@ -177,7 +202,10 @@ func (l *largeBodies) answer(w http.ResponseWriter, r *http.Request, begin []byt
 		fail(w, statusOf(err))
 		return
 	}
-	if answer, ok := l.decide(r, b.Bytes(), decide); ok {
+	l.setDeciding(place, true)
+	answer, ok := l.decide(r, b.Bytes(), decide)
+	l.setDeciding(place, false)
+	if ok {
 		answer.send(w)
 	} else {
 		crowded(w)
