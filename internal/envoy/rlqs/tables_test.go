@@ -25,6 +25,7 @@ const slow = 20 * time.Second
 // tables returns tables in Redis.
 func tables(t *testing.T, c redis.Config) *Tables {
 	t.Helper()
+	c.DialTimeout = slow
 	b, err := redis.New(c)
 	if err != nil {
 		t.Fatal(err)
@@ -115,7 +116,7 @@ func TestTablesSpoiled(t *testing.T) {
 func TestTablesOfOthers(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
-	r := tables(t, redis.Config{URL: db.Addr(), DialTimeout: slow, OpTimeout: 2 * time.Second})
+	r := tables(t, redis.Config{URL: db.Addr(), OpTimeout: 2 * time.Second})
 	mine := &shares.Row{Replica: "one", Life: 3600 * 1e6, Held: 1}
 	all := func(patience time.Duration) (failed []int) {
 		const limits = 1000

@@ -89,7 +89,7 @@ func twoDomains(t *testing.T) (s *server, addr, web string) {
 // TestTurns: calls with tokens for some domains leave room for others while they wait for the store, and one caller has so many at most.
 func TestTurns(t *testing.T) {
 	db := redistest.Start(t)
-	b, err := redis.New(redis.Config{URL: db.Addr()})
+	b, err := redis.New(redis.Config{URL: db.Addr(), OpTimeout: 10 * time.Second, DialTimeout: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

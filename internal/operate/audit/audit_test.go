@@ -134,7 +134,7 @@ func TestFailures(t *testing.T) {
 // acts returns the side channel to a Redis.
 func acts(t *testing.T, db *redistest.Server) *redis.SideChannel {
 	t.Helper()
-	b, err := redis.New(redis.Config{URL: db.Addr(), KeyPrefix: "test:"})
+	b, err := redis.New(redis.Config{URL: db.Addr(), KeyPrefix: "test:", OpTimeout: 10 * time.Second, DialTimeout: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,7 @@ func logged(t *testing.T, c redis.Config, log io.Writer) *Controls {
 // start returns a replica that may not be synchronized yet.
 func start(t *testing.T, c redis.Config, log io.Writer) *Controls {
 	t.Helper()
-	c.KeyPrefix = "test:"
+	c.KeyPrefix, c.DialTimeout = "test:", 10*time.Second
 	b, err := redis.New(c)
 	if err != nil {
 		t.Fatal(err)

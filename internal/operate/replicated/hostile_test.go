@@ -33,7 +33,7 @@ func logging(t *testing.T, db *redistest.Server) (*replicated.Register, *words, 
 // open returns the register in Redis.
 func open(t *testing.T, addr string) *replicated.ScriptStore {
 	t.Helper()
-	b, err := redis.New(redis.Config{URL: addr, OpTimeout: 10 * time.Second})
+	b, err := redis.New(redis.Config{URL: addr, OpTimeout: 10 * time.Second, DialTimeout: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,7 +18,7 @@ import (
 // replica returns the table of one process on Redis, until the test ends.
 func replica(t *testing.T, c redis.Config) *Tenants {
 	t.Helper()
-	c.KeyPrefix, c.OpTimeout = "test:", 10*time.Second
+	c.KeyPrefix, c.OpTimeout, c.DialTimeout = "test:", 10*time.Second, 10*time.Second
 	b, err := redis.New(c)
 	if err != nil {
 		t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/operate/audit"
 	"github.com/ratelimitd/ratelimitd/internal/process/secret"
@@ -20,7 +21,7 @@ func TestSealedAudit(t *testing.T) {
 	said := new(testkit.Buffer)
 	log := slog.New(slog.NewTextHandler(said, nil))
 	replica := func(keys *secret.Keys) *audit.Log {
-		b, err := redis.New(redis.Config{URL: db.Addr()})
+		b, err := redis.New(redis.Config{URL: db.Addr(), OpTimeout: 10 * time.Second, DialTimeout: 10 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -52,7 +52,7 @@ func TestForgedControls(t *testing.T) {
 	db, log := redistest.Start(t), new(testkit.Buffer)
 	open := func(t *testing.T) *replicated.ScriptStore {
 		t.Helper()
-		b, err := redis.New(redis.Config{URL: db.Addr(), OpTimeout: 10 * time.Second})
+		b, err := redis.New(redis.Config{URL: db.Addr(), OpTimeout: 10 * time.Second, DialTimeout: 10 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -23,7 +23,7 @@ func TestSealedTenants(t *testing.T) {
 	unread := make(chan struct{}, 100)
 	replica := func(t *testing.T, current, previous string) *tenants.Tenants {
 		t.Helper()
-		b, err := redis.New(redis.Config{URL: db.Addr(), OpTimeout: 10 * time.Second})
+		b, err := redis.New(redis.Config{URL: db.Addr(), OpTimeout: 10 * time.Second, DialTimeout: 10 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -54,7 +54,7 @@ func TestGreeting(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			b := opened(t, Config{URL: c.addr, TLS: c.tls, DialTimeout: time.Second})
+			b := opened(t, Config{URL: c.addr, TLS: c.tls, DialTimeout: 4 * time.Second})
 			defer b.Close()
 			err := reached(t, b)
 			if e, ok := errors.AsType[*remote.Error](err); !ok || !strings.Contains(e.Error(), c.want) || e.Node != c.addr {
