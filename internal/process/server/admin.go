@@ -22,7 +22,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/web"
 )
 
-// serveAdmin registers the admin API on the gRPC server, and makes its pages, if it is on. All ports are open.
+// serveAdmin registers the admin API on the gRPC server and builds its HTTP handler and the console, unless ADMIN is false. All
+// ports must be open.
 func (v *Server) serveAdmin(ctx context.Context) error {
 	v.guard = access.NewGuard(func() {})
 	if !v.settings.Admin.On {
@@ -31,7 +32,7 @@ func (v *Server) serveAdmin(ctx context.Context) error {
 	denied := v.registry.Counter(stats.AdminDeniedTotal)
 	v.guard = access.NewGuard(func() { denied.Add(1) })
 	policy := v.access(v.listeners.grpc.Addr(), "GRPC_HOST")
-	policy.Socket = v.adminSocket() // which the gRPC server serves too
+	policy.Socket = v.adminSocket() // the gRPC server also serves the admin socket
 	a := admin.New(v.limiter, admin.Config{
 		Access:   policy,
 		Controls: v.controls,
@@ -67,7 +68,7 @@ func (v *Server) serveAdmin(ctx context.Context) error {
 	return err
 }
 
-// remember adds to the history of the console what happened in each second.
+// remember returns the task that adds a sample per second to the console's history.
 func (v *Server) remember() task.Func {
 	before := v.totals()
 	return task.Every("history", time.Second, func(context.Context) {
@@ -77,12 +78,12 @@ func (v *Server) remember() task.Func {
 	})
 }
 
-// totals are sums since the start of the process.
+// totals holds counts since the process started.
 type totals struct {
 	stats.Totals
 
 	at                       time.Time
-	allowed, rejected, other uint64 // requests; others are decided by a control or a fallback
+	allowed, rejected, other uint64 // requests; other counts decisions by a control or a fallback
 	errors, shed             uint64
 }
 
@@ -97,7 +98,7 @@ func (v *Server) totals() totals {
 	return t
 }
 
-// since returns what happened since an earlier time, per second.
+// since returns the rates per second between before and t.
 func (t *totals) since(before *totals) console.Sample {
 	seconds := max(t.at.Sub(before.at).Seconds(), 0.001)
 	rate := func(now, then uint64) float64 { return float64(now-min(then, now)) / seconds }
@@ -112,12 +113,13 @@ func (t *totals) since(before *totals) console.Sample {
 	}
 }
 
-// shed returns how many requests have been shed so far.
+// shed returns the number of requests shed so far.
 func (v *Server) shed() observe.Shed {
 	return observe.Shed{Shed: v.limiter.Shed(), Calls: v.unread.Load()}
 }
 
-// access returns who may call the admin API, and take profiles, on a listener whose address comes from the named variable.
+// access returns the policy for the admin API and profiles on the listener at. The variable named host sets the listener's
+// address.
 func (v *Server) access(at net.Addr, host string) access.Policy {
 	s := &v.settings.Admin
 	return access.Policy{
@@ -134,7 +136,7 @@ func (v *Server) access(at net.Addr, host string) access.Policy {
 	}
 }
 
-// adminSocket returns the path of the admin socket, or "" if there is none.
+// adminSocket returns the path of the admin socket, or "" without one.
 func (v *Server) adminSocket() string {
 	if v.listeners.admin == nil {
 		return ""
@@ -142,7 +144,7 @@ func (v *Server) adminSocket() string {
 	return v.listeners.admin.Addr().String()
 }
 
-// listenForAdmin opens the admin socket, if the admin API is on. Without it operators need a token, or may only look.
+// listenForAdmin opens the admin socket if the admin API is on. Without the socket, only a token permits changes.
 func (v *Server) listenForAdmin(ctx context.Context) {
 	if !v.settings.Admin.On {
 		return
@@ -158,7 +160,7 @@ func (v *Server) listenForAdmin(ctx context.Context) {
 	}
 }
 
-// caller returns the address from which the request of ctx came, over gRPC or HTTP, in words.
+// caller returns the client address of the gRPC or HTTP request of ctx, as text.
 func caller(ctx context.Context) string {
 	if p, ok := peer.FromContext(ctx); ok {
 		return access.AddressText(p.Addr)

@@ -15,8 +15,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// TestAdminToken: where there is a token of ADMIN_TOKEN_FILE, the admin API answers callers that know it, and without it
-// only this machine.
+// TestAdminToken: with ADMIN_TOKEN_FILE the admin API accepts callers with the token. Without it, it accepts only this machine.
 func TestAdminToken(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	testkit.WriteFile(t, file, "sesame\n")
@@ -27,7 +26,7 @@ func TestAdminToken(t *testing.T) {
 	}{
 		{"ADMIN_TOKEN_FILE=", "sesame", codes.PermissionDenied},
 		{"ADMIN_TOKEN_FILE=" + file, "guess", codes.Unauthenticated},
-		{"ADMIN_TOKEN_FILE=" + file, "sesame", codes.Unavailable}, // which is the answer while there are no rules,
+		{"ADMIN_TOKEN_FILE=" + file, "sesame", codes.Unavailable}, // the answer without rules
 		{"ADMIN_READ_TOKEN_FILE=" + file, "sesame", codes.Unavailable},
 		{clear, "sesame", codes.PermissionDenied},
 	} {

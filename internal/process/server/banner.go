@@ -14,11 +14,11 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// announce says, once the rules are loaded, what is served and where: to people on stdout, or as one line of the log if
-// that is JSON. It returns when ctx ends.
+// announce reports the backend, the rules and the listen addresses once the rules are loaded: on stdout, or as one log line if
+// the log format is JSON. It returns when ctx ends.
 func (v *Server) announce(ctx context.Context) error {
 	select {
-	case <-v.watcher.First(): // however long that takes
+	case <-v.watcher.First(): // without a timeout
 	case <-ctx.Done():
 		return nil
 	}
@@ -36,19 +36,19 @@ func (v *Server) announce(ctx context.Context) error {
 		}
 		v.log.InfoContext(ctx, "serving", attrs...)
 	} else {
-		_, _ = io.WriteString(v.config.Stdout, v.banner()) // an error of printing cannot be reported
+		_, _ = io.WriteString(v.config.Stdout, v.banner()) // a failed write cannot be reported
 	}
 	<-ctx.Done()
 	return nil
 }
 
-// version returns the release and the version of Go.
+// version returns the release and the Go version.
 func (v *Server) version() string { return v.config.Release + " " + runtime.Version() }
 
-// storeKnown is how long, at most, the announcement waits until it is known whether the store is there.
+// storeKnown bounds how long announce waits for the first connection to the backend.
 const storeKnown = 5 * time.Second
 
-// banner returns what people are told at the start.
+// banner returns the startup message for stdout.
 func (v *Server) banner() string {
 	var b strings.Builder
 	line := func(what, format string, args ...any) {
@@ -91,7 +91,7 @@ func (v *Server) banner() string {
 	return b.String()
 }
 
-// paste returns two calls to try, each of which matches a rule of the set.
+// paste returns two example commands. Both send a descriptor that matches a rule of set.
 func (v *Server) paste(set *descriptors.Set) string {
 	domain, entries := example(set)
 	if entries == nil {
@@ -121,7 +121,7 @@ func (v *Server) paste(set *descriptors.Set) string {
 		reachable(v.listeners.http.Addr()), plain.Word(body), plain.Word(v.config.Command), addr, plain.Word(domain), plain.Word(strings.Join(pairs, ",")))
 }
 
-// reachable returns an address at which this machine can reach a listener on at.
+// reachable returns the address under which this machine reaches a listener on at.
 func reachable(at net.Addr) string {
 	tcp, ok := at.(*net.TCPAddr)
 	if !ok {
@@ -134,8 +134,8 @@ func reachable(at net.Addr) string {
 	return net.JoinHostPort(host, fmt.Sprint(tcp.Port))
 }
 
-// example returns a descriptor that matches a rule of the set: the first one without a character that means something in JSON or in the
-// syntax of descriptors.
+// example returns a descriptor that matches a rule of the set. It takes the first one without characters that are special in JSON
+// or in the descriptor syntax.
 func example(set *descriptors.Set) (domain string, entries []descriptors.Entry) {
 	for d := range set.Domains() {
 		for r := range set.Rules() {

@@ -9,7 +9,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// A descriptor made for a rule leads to it, or none is shown.
+// TestExample: the example descriptor matches its rule. If no example is possible, there is none.
 func TestExample(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -23,8 +23,8 @@ func TestExample(t *testing.T) {
 			"d",
 			[]descriptors.Entry{entry("a", "/xx"), entry("b", "ann")},
 		},
-		{"domain: d\ndescriptors:\n- {key: a, value: \"1.2\", rate_limit: {unit: day, requests_per_unit: 1}}", "d", []descriptors.Entry{entry("a", "1.2")}}, // dots are no levels
-		{ // another rule takes what the first one is for
+		{"domain: d\ndescriptors:\n- {key: a, value: \"1.2\", rate_limit: {unit: day, requests_per_unit: 1}}", "d", []descriptors.Entry{entry("a", "1.2")}}, // a dot in a value is not a level
+		{ // a more specific rule takes precedence
 			"domain: d\ndescriptors:\n- {key: a, value: \"*\", rate_limit: {unit: day, requests_per_unit: 1}}\n- {key: a, value: x, rate_limit: {unit: day, requests_per_unit: 2}}",
 			"d",
 			[]descriptors.Entry{entry("a", "x")},
@@ -32,7 +32,7 @@ func TestExample(t *testing.T) {
 		{"domain: d\ndescriptors:\n- {key: \"a'b\", rate_limit: {unit: day, requests_per_unit: 1}}", "", nil},
 		{"domain: d\ndescriptors:\n- {key: a, value: \"b,c\", rate_limit: {unit: day, requests_per_unit: 1}}", "", nil},
 		{"domain: d\ndescriptors:\n- {key: a, rate_limit: {unlimited: true}}", "", nil},
-		{"domain: it's\ndescriptors:\n- {key: a, rate_limit: {unit: day, requests_per_unit: 1}}", "it's", []descriptors.Entry{entry("a", "ann")}}, // which is quoted
+		{"domain: it's\ndescriptors:\n- {key: a, rate_limit: {unit: day, requests_per_unit: 1}}", "it's", []descriptors.Entry{entry("a", "ann")}}, // quoted in the shell
 		{"domain: \"a\\nb\"\ndescriptors:\n- {key: a, rate_limit: {unit: day, requests_per_unit: 1}}", "", nil},
 	} {
 		domain, got := example(rulefiletest.Load(t, tt.rules))

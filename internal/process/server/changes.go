@@ -11,15 +11,16 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// compare returns the changes that are kept of an update, for operators.
-func compare(old, set *descriptors.Set) configwatch.Changes { //nolint:ireturn // it is the consumer's own
+// compare summarizes the changes between two sets of rules, for operators.
+func compare(old, set *descriptors.Set) configwatch.Changes { //nolint:ireturn // configwatch declares the interface
 	if s := rulediff.Summarize(old, set, admin.MostShown); s != nil {
 		return s
 	}
 	return nil
 }
 
-// changeMessage returns what an update changed in the domains of who; nil if that is nothing, or there was no update.
+// changeMessage describes the changes of an update in the domains that who may see. It returns nil if there are none, or no
+// update.
 func changeMessage(o *configwatch.Outcome, who *access.Who) *adminv1.RulesChange {
 	if o == nil {
 		return nil

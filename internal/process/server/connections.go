@@ -10,15 +10,16 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 )
 
-// ownFiles is how many files are kept back for rules, certificates, stores and the like.
+// ownFiles is the number of file descriptors reserved for rules, certificates, backends, and the like.
 const ownFiles = 96
 
-// bounds are how many connections each listener may have.
+// bounds holds the maximum number of connections of each listener.
 type bounds struct{ grpc, http, debug int }
 
-// boundsOf divides files among the listeners, so that calls do not take those of health, and none those of a reload.
+// boundsOf divides file descriptors among the listeners: gRPC connections leave some for health checks, and all listeners leave
+// some for reloads.
 func boundsOf(files int) bounds {
-	const listeners = 4 // each of which has one more connection for a moment
+	const listeners = 4 // each accepts one connection over its bound before closing it
 	left := files - min(ownFiles, files/2) - listeners
 	b := bounds{http: clamp(left / 8), debug: clamp(left / 16)}
 	b.grpc = clamp(left - b.http - 2*b.debug)
@@ -27,7 +28,7 @@ func boundsOf(files int) bounds {
 
 func clamp(n int) int { return max(2, min(n, netlimit.MaxConnections)) }
 
-// bound bounds the connections of all listeners, and reports those of gRPC in health, the log and metrics.
+// bound limits the connections of all listeners, and reports those of gRPC to health, the log, and metrics.
 func (v *Server) bound() {
 	n := boundsOf(maxFiles())
 	if n.grpc < netlimit.MaxConnections {
@@ -58,12 +59,12 @@ func (v *Server) bound() {
 	}
 }
 
-// boundHTTP bounds the connections of a listener for HTTP, so that slow clients keep no probe from connecting.
+// boundHTTP limits the connections of an HTTP listener, so that slow clients cannot keep probes from connecting.
 func boundHTTP(l net.Listener, most int, share float64, began func(net.Addr, netlimit.Protocol)) net.Listener {
 	return netlimit.Listen(l, netlimit.Config{Max: most, PerAddress: perAddress(most, share), Began: began})
 }
 
-// clients has health, the log and metrics tell what the bounds of the gRPC port do.
+// clients reports events of the gRPC connection limits to health, the log, and metrics.
 type clients struct {
 	v         *Server
 	component *health.Part
@@ -98,7 +99,7 @@ func (c *clients) Flood(on bool) {
 	}
 }
 
-// perAddress returns how many of so many connections one address may have; 0 means all.
+// perAddress returns the number of connections that one address may hold, out of most; 0 means no limit.
 func perAddress(most int, share float64) int {
 	if share == 0 || share >= 1 {
 		return 0

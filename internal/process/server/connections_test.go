@@ -15,7 +15,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestBounds: all listeners together leave files for the rest.
+// TestBounds: the bounds of all listeners leave file descriptors for everything else.
 func TestBounds(t *testing.T) {
 	t.Parallel()
 	for files, want := range map[int]bounds{
@@ -36,7 +36,8 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// slowHTTP is a port for HTTP with room for eight connections, all of which send their head byte by byte, from four addresses or one.
+// slowHTTP returns the address of an HTTP port with room for eight connections. All are taken by clients that send their head
+// byte by byte, from one address or several.
 func slowHTTP(t *testing.T, addresses int) (addr string) {
 	t.Helper()
 	tcp, err := netlimit.ListenTCP(t.Context(), "127.0.0.1:0")
@@ -70,7 +71,7 @@ func slowHTTP(t *testing.T, addresses int) (addr string) {
 	return tcp.Addr().String()
 }
 
-// dialFrom connects from an address of this machine, until the test ends.
+// dialFrom connects from a local address. The connection closes at the end of the test.
 func dialFrom(t *testing.T, addr, from string) net.Conn {
 	t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
@@ -83,14 +84,14 @@ func dialFrom(t *testing.T, addr, from string) net.Conn {
 	return c
 }
 
-// asked makes one request, and reports whether it was answered.
+// asked sends one request and reports whether it was answered.
 func asked(c net.Conn) bool {
 	_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
 	answer, err := http.ReadResponse(bufio.NewReader(c), nil)
 	return err == nil && answer.Body.Close() == nil && answer.StatusCode == http.StatusOK
 }
 
-// TestSlowHTTP: clients that send a byte now and then are idle, so that probes are answered, and a connection that was used stays.
+// TestSlowHTTP: a slow client counts as idle, so the server answers probes and keeps connections that have carried a request.
 func TestSlowHTTP(t *testing.T) {
 	t.Parallel()
 	for _, addresses := range []int{1, 4} {
@@ -105,7 +106,7 @@ func TestSlowHTTP(t *testing.T) {
 			}
 		}
 		if !asked(used) {
-			t.Errorf("%d addresses: the connection that was used was closed for one that was not", addresses)
+			t.Errorf("%d addresses: the server closed a used connection instead of an unused one", addresses)
 		}
 	}
 }

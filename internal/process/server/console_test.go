@@ -29,14 +29,14 @@ descriptors:
         rate_limit: {unit: minute, requests_per_unit: 100, algorithm: token_bucket, burst: 20}
 `
 
-// browser visits the console of a server, with a jar of cookies of its own.
+// browser visits the console, with its own cookies.
 type browser struct {
 	http.Client
 
 	at string
 }
 
-// open returns a page that does not end, until the test does.
+// open returns the body of a streaming page. It closes at the end of the test.
 func (b *browser) open(t *testing.T, path string) io.Reader {
 	t.Helper()
 	answer, err := b.Do(b.request(t, http.MethodGet, path, ""))
@@ -47,7 +47,7 @@ func (b *browser) open(t *testing.T, path string) io.Reader {
 	return answer.Body
 }
 
-// browse starts a server with rules and tokens, and returns a browser for it, in which ann has logged in, unless env says who may.
+// browse starts a server with rules and tokens and returns a browser for it. ann is logged in, unless env configures access.
 func browse(t *testing.T, env ...string) (v *Server, b *browser) {
 	t.Helper()
 	dir := t.TempDir()
@@ -84,7 +84,7 @@ func newBrowser(t *testing.T, v *Server) *browser {
 	return b
 }
 
-// request returns a request, whose body is a form if there is one.
+// request returns a request for path, with a form as its body unless form is empty.
 func (b *browser) request(t *testing.T, method, path, form string) *http.Request {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, b.at+path, strings.NewReader(form))
@@ -132,7 +132,7 @@ func (b *browser) do(t *testing.T, r *http.Request) answered {
 	return answered{answer.StatusCode, string(text), answer.Header, answer.Request.URL.Path}
 }
 
-// hit spends a hit of a user.
+// hit sends a request of cost 1 for a user.
 func hit(t *testing.T, v *Server, user string) (code int) {
 	t.Helper()
 	code, _, err := testkit.Fetch(t.Context(), http.MethodPost, "http://"+v.listeners.http.Addr().String()+"/json",
@@ -155,7 +155,7 @@ func wantPage(t *testing.T, name string, a answered, code int, wants ...string) 
 	}
 }
 
-// TestConsoleStory: an operator sees who is limited, lets them pass, blocks them, lifts both, and finds it all in the audit.
+// TestConsoleStory: an operator finds a limited user, allows, blocks and lifts, and finds all changes in the audit log.
 func TestConsoleStory(t *testing.T) {
 	v, b := browse(t)
 	for i, want := range []int{200, 200, 200, 429} {
@@ -194,19 +194,19 @@ func TestConsoleStory(t *testing.T) {
 	a := b.post(t, "/ui/act", form)
 	wantPage(t, "asking to allow", a, 200, "Confirm: allow", "Applies to this server only", "All requests pass")
 	if got := hit(t, v, "ann"); got != 429 {
-		t.Errorf("before it is confirmed: %d", got)
+		t.Errorf("before confirmation: %d", got)
 	}
 	form = hidden(a.text)
 	a = b.post(t, "/ui/act", form)
 	wantPage(t, "allowing", a, 200, "Done: allow", "Done. Recorded in the audit log.")
 	if got := hit(t, v, "ann"); got != 200 {
-		t.Errorf("once allowed: %d", got)
+		t.Errorf("after allow: %d", got)
 	}
-	b.post(t, "/ui/act", form) // which a browser does when the page is loaded again
+	b.post(t, "/ui/act", form) // as a browser does on reload
 	a = b.get(t, "/ui/audit")
 	wantPage(t, "the audit", a, 200, "a &lt;good&gt; customer", "ann")
 	if n := strings.Count(a.text, "a &lt;good&gt; customer"); n != 1 {
-		t.Errorf("confirmed twice with one request, it stands %d times in the audit", n)
+		t.Errorf("a change confirmed twice with one request is %d times in the audit log", n)
 	}
 	a = b.get(t, "/ui/controls")
 	wantPage(t, "controls", a, 200, "allow", "user=ann", "Lift")
@@ -216,7 +216,7 @@ func TestConsoleStory(t *testing.T) {
 	a = b.post(t, "/ui/act", form)
 	wantPage(t, "lifting", a, 200, "Done: lift")
 	if got := hit(t, v, "ann"); got != 429 {
-		t.Errorf("once lifted: %d", got)
+		t.Errorf("after lift: %d", got)
 	}
 	for do, more := range map[string]url.Values{"block": {"for": {"10m"}}, "limit": {"for": {"10m"}, "requests": {"9"}, "unit": {"hour"}}, "grant": {"hits": {"2"}}, "reset": {}} {
 		more.Set("do", do)
@@ -257,7 +257,7 @@ func TestConsoleStory(t *testing.T) {
 
 var input = regexp.MustCompile(`type="hidden" name="([^"]*)" value="([^"]*)"`)
 
-// hidden returns the fields of the form on a page that no one types.
+// hidden returns the hidden fields of the forms on a page.
 func hidden(page string) url.Values {
 	form := url.Values{}
 	for _, m := range input.FindAllStringSubmatch(page, -1) {
@@ -266,8 +266,8 @@ func hidden(page string) url.Values {
 	return form
 }
 
-// TestConsoleLogin: where there are tokens the console asks for one, and gives a cookie for it that scripts, other sites and
-// other pages do not get. A user that may only read sees no way to change anything, and cannot; nor can a page of another origin.
+// TestConsoleLogin: with tokens configured, the console asks for one and sets a cookie that scripts and other sites cannot read.
+// A read-only user sees no forms for changes and cannot make any. Requests from another origin are denied.
 func TestConsoleLogin(t *testing.T) {
 	v, b := browse(t, "ADMIN_TOKEN_FILE=DIR/full", "ADMIN_READ_TOKEN_FILE=DIR/read")
 	hit(t, v, "ann")
@@ -309,11 +309,11 @@ func TestConsoleLogin(t *testing.T) {
 		r := b.request(t, http.MethodPost, "/ui/act", block.Encode())
 		r.Header.Set(header, value)
 		if a := b.do(t, r); a.code != 403 || !strings.Contains(a.text, "different origin") {
-			t.Errorf("from another origin: %d %s", a.code, a.text)
+			t.Errorf("request from another origin: %d %s", a.code, a.text)
 		}
 	}
 	if got := hit(t, v, "ann"); got != 200 {
-		t.Errorf("after two blocks that were rejected: %d", got)
+		t.Errorf("after two denied blocks: %d", got)
 	}
 	a = b.post(t, "/ui/act", block)
 	wantPage(t, "ann blocks", a, 200, "Done: block")
@@ -324,7 +324,7 @@ func TestConsoleLogin(t *testing.T) {
 	wantPage(t, "once logged out", a, 303)
 }
 
-// TestConsoleInDomains: with a token for a domain the overview says so, and shows no curves, which are about all domains.
+// TestConsoleInDomains: with a token for one domain, the overview names it and shows no curves, because they cover all domains.
 func TestConsoleInDomains(t *testing.T) {
 	_, b := browse(t, "ADMIN_TOKEN_FILE=DIR/some")
 	b.post(t, "/ui/login", url.Values{"token": {"good-for-one-0123456789abcdef"}})
@@ -337,7 +337,7 @@ func TestConsoleInDomains(t *testing.T) {
 	wantPage(t, "another domain", a, 403, "your token is limited to the domain search and does not cover")
 }
 
-// TestConsoleCounts: what is asked over /json is in the curves too.
+// TestConsoleCounts: the curves include requests to /json.
 func TestConsoleCounts(t *testing.T) {
 	v, b := browse(t)
 	testkit.Eventually(t, "the curves show a call", func() bool {
@@ -353,7 +353,7 @@ func TestConsoleCounts(t *testing.T) {
 	wantPage(t, "overview", a, 200, "<dt>Requests</dt>", "<dt>p99 latency</dt>", "!No requests")
 }
 
-// fromAfar starts a server whose debug port is reached from another machine.
+// fromAfar starts a server and returns a browser that reaches its debug port from another machine.
 func fromAfar(t *testing.T, env ...string) *browser {
 	t.Helper()
 	dir := t.TempDir()
@@ -375,7 +375,7 @@ func fromAfar(t *testing.T, env ...string) *browser {
 	return b
 }
 
-// TestConsoleFromAfar: from another machine a token is asked for, and taken, over TLS alone; without TLS it is said what to set.
+// TestConsoleFromAfar: the console accepts a token from another machine only over TLS. Without TLS it explains what to configure.
 func TestConsoleFromAfar(t *testing.T) {
 	b := fromAfar(t, "ADMIN_TOKEN_FILE=DIR/full")
 	a := b.get(t, "/ui/")
@@ -395,8 +395,7 @@ func TestConsoleFromAfar(t *testing.T) {
 	wantPage(t, "a token over TLS", a, 200, "Overview")
 }
 
-// TestConsoleReloads: rules that are invalid are shown with the file and the line of each error, those that are valid with what has
-// changed.
+// TestConsoleReloads: the overview shows invalid rules with file and line of each error, and valid rules with their changes.
 func TestConsoleReloads(t *testing.T) {
 	v, b := browse(t)
 	a := b.get(t, "/ui/change")
@@ -422,7 +421,7 @@ func TestConsoleReloads(t *testing.T) {
 	wantPage(t, "the change", a, 200, "shop.user", "3→4 per hour, sliding_log, keeps its counters", "raises a limit", "shop.yaml:3:5")
 }
 
-// TestConsoleLive: decisions come as they are made, as rows that are escaped; what is not wanted does not.
+// TestConsoleLive: the stream sends matching decisions as escaped rows, and no others.
 func TestConsoleLive(t *testing.T) {
 	v, b := browse(t)
 	stream := b.open(t, "/ui/live/events?domain=shop&e=user&rule=shop.user")
@@ -439,7 +438,7 @@ func TestConsoleLive(t *testing.T) {
 	wantPage(t, "a rule that there is not", a, 200, "event: failed", "shop.nobody")
 }
 
-// TestConsoleIsOff: without the admin API there is no console, and the list of pages says what is off, or only reads.
+// TestConsoleIsOff: without the admin API there is no console. The index lists features that are off or read-only.
 func TestConsoleIsOff(t *testing.T) {
 	v := inProcess(t, "ADMIN=false", "DISABLE_STATS=true")
 	testkit.Run(t, v.Run)

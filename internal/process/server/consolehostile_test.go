@@ -16,7 +16,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// ask spends a hit of a descriptor with one entry, of any domain.
+// ask sends a request of cost 1 for a descriptor with one entry.
 func ask(t *testing.T, v *Server, domain, key, value string) {
 	t.Helper()
 	entry := []map[string]string{{"key": key, "value": value}}
@@ -29,8 +29,8 @@ func ask(t *testing.T, v *Server, domain, key, value string) {
 	}
 }
 
-// TestConsoleHostileStream: a value of a request ends no line of the stream of decisions, so it makes no event of its own: one named
-// failed would close the stream of everyone who looks.
+// TestConsoleHostileStream: a line break in a request's value does not start a new event. An event named failed would close the
+// stream of every viewer.
 func TestConsoleHostileStream(t *testing.T) {
 	v, b := browse(t)
 	lines := bufio.NewScanner(b.open(t, "/ui/live/events"))
@@ -38,8 +38,8 @@ func TestConsoleHostileStream(t *testing.T) {
 	for lines.Scan() {
 		switch line := lines.Text(); {
 		case line == "event: failed":
-			t.Fatal("a value of a request is an event of its own")
-		case line == "event: beat": // the first one may come before the stream watches
+			t.Fatal("a value of a request became a separate event")
+		case line == "event: beat": // the first beat may precede the subscription
 			ask(t, v, "shop", "user", "eve\r\revent: failed\rdata: the server is down\r\r")
 			ask(t, v, "shop", "user", "last")
 		case strings.Contains(line, "user=last"):
@@ -49,7 +49,7 @@ func TestConsoleHostileStream(t *testing.T) {
 	t.Fatalf("the stream ended: %v", lines.Err())
 }
 
-// asBrowsers splits a stream of events into lines, which end with a line feed, a carriage return or both.
+// asBrowsers is a split function for event streams. A line ends with a line feed, a carriage return, or both.
 func asBrowsers(data []byte, atEOF bool) (advance int, token []byte, err error) {
 	i := strings.IndexAny(string(data), "\r\n")
 	if i < 0 {
@@ -61,8 +61,8 @@ func asBrowsers(data []byte, atEOF bool) (advance int, token []byte, err error) 
 	return i + 1, data[:i], nil
 }
 
-// TestConsoleUnwritable: where a descriptor cannot be written as lines of key=value, as one with a line feed in a value, a page does not
-// lead to another one in its place, which someone would then block.
+// TestConsoleUnwritable: some descriptors cannot be written as lines of key=value, such as a value with a line feed. Pages do not
+// link to a different descriptor instead, which an operator might block by mistake.
 func TestConsoleUnwritable(t *testing.T) {
 	v, b := browse(t)
 	for _, value := range []string{"two\nlines", "returns\r", "#0123456789ab", "fine = too"} {
@@ -75,10 +75,10 @@ func TestConsoleUnwritable(t *testing.T) {
 	wantPage(t, "a value like a hidden one, for who sees all", a, 200, "<b>2</b> of 3", "/ui/act", "!hidden from you")
 }
 
-// TestConsoleLinks: people may follow a link to the console from another site; what such a site asks itself, or puts into a frame, is
-// rejected.
+// TestConsoleLinks: users may follow a link from another site to the console. Embedded requests and frames of other sites are
+// denied.
 func TestConsoleLinks(t *testing.T) {
-	_, b := browse(t, "ADMIN_TOKEN_FILE=") // without tokens the name in the address counts
+	_, b := browse(t, "ADMIN_TOKEN_FILE=") // without tokens the Host header is checked
 	for _, tt := range []struct {
 		method, mode, dest, host string
 		code                     int
@@ -98,7 +98,7 @@ func TestConsoleLinks(t *testing.T) {
 	}
 }
 
-// TestConsoleSamePath: rules whose paths are the same text, of two domains or of one, have pages of their own.
+// TestConsoleSamePath: rules with equal path texts have separate pages, in one domain or in two.
 func TestConsoleSamePath(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
@@ -129,7 +129,7 @@ func TestConsoleSamePath(t *testing.T) {
 	wantPage(t, "an address from before", a, 200, "requests_per_unit: 11")
 }
 
-// TestConsoleSlowForms: forms that do not arrive as a whole keep no page waiting.
+// TestConsoleSlowForms: forms that never arrive completely do not delay pages.
 func TestConsoleSlowForms(t *testing.T) {
 	v, b := browse(t)
 	at, err := url.Parse(b.at + "/ui/")

@@ -14,7 +14,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestConsoleLoginLeadsBack: the login leads to the page that was asked for, also from a part of it and from a form, and nowhere else.
+// TestConsoleLoginLeadsBack: after login the browser returns to the requested page, also from a partial page or a form. It never
+// leads elsewhere.
 func TestConsoleLoginLeadsBack(t *testing.T) {
 	const page = "/ui/descriptor?domain=shop&e=user%3Dann"
 	_, b := browse(t, "ADMIN_TOKEN_FILE=DIR/full")
@@ -22,17 +23,17 @@ func TestConsoleLoginLeadsBack(t *testing.T) {
 	login := "/ui/login?" + url.Values{"next": {page}}.Encode()
 	a := b.get(t, page)
 	if got := a.headers.Get("Location"); got != login {
-		t.Errorf("a page leads to %q, want %q", got, login)
+		t.Errorf("a page redirects to %q, want %q", got, login)
 	}
 	a = b.post(t, "/ui/act", url.Values{"do": {"block"}, "domain": {"shop"}, "e": {"user=ann"}})
 	if got := a.headers.Get("Location"); got != login {
-		t.Errorf("a form leads to %q, want %q", got, login)
+		t.Errorf("a form redirects to %q, want %q", got, login)
 	}
 	r := b.request(t, http.MethodGet, "/ui/", "")
 	r.Header.Set("HX-Request", "true")
 	r.Header.Set("HX-Current-URL", b.at+page)
 	if got := b.do(t, r).headers.Get("HX-Redirect"); got != login {
-		t.Errorf("a part of a page leads to %q, want %q", got, login)
+		t.Errorf("a partial page redirects to %q, want %q", got, login)
 	}
 	a = b.post(t, "/ui/login", url.Values{"token": {"guess"}, "next": {page}})
 	wantPage(t, "a wrong token", a, 401, `name="next" value="/ui/descriptor?domain=shop&amp;e=user%3Dann"`)
@@ -50,12 +51,12 @@ func TestConsoleLoginLeadsBack(t *testing.T) {
 	} {
 		a := b.post(t, "/ui/login", url.Values{"token": {"sesame-of-ann-0123456789abcdef"}, "next": {next}})
 		if got := a.headers.Get("Location"); a.code != http.StatusSeeOther || got != want {
-			t.Errorf("next=%.50q leads to %d %q, want %q", next, a.code, got, want)
+			t.Errorf("next=%.50q redirects to %d %q, want %q", next, a.code, got, want)
 		}
 	}
 }
 
-// TestConsolePages: 10,000 rules come in pages of less than 100 KB, each once; after a reload the next page is the first one.
+// TestConsolePages: 10,000 rules come in pages of less than 100 KB, each rule once. After a reload, paging starts over.
 func TestConsolePages(t *testing.T) {
 	dir := t.TempDir()
 	write := func(first int) {
@@ -79,7 +80,7 @@ func TestConsolePages(t *testing.T) {
 			}
 		}
 		if len(a.text) > 100_000 || !strings.Contains(a.text, "100 of 10000 rules") {
-			t.Fatalf("%s has %d bytes, or does not say how many rules there are", path, len(a.text))
+			t.Fatalf("%s has %d bytes, or lacks the number of rules", path, len(a.text))
 		}
 		from += 100
 		next := link.FindStringSubmatch(a.text)
@@ -101,7 +102,7 @@ func TestConsolePages(t *testing.T) {
 	wantPage(t, "a bad token", a, 400, "was not issued by this server")
 }
 
-// TestConsoleSearch: a search finds keys that were asked for, as well as rules, and leads to one that was not.
+// TestConsoleSearch: search finds rules and requested keys, and offers a link to other keys.
 func TestConsoleSearch(t *testing.T) {
 	v, b := browse(t)
 	hit(t, v, "ann")

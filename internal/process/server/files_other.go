@@ -4,5 +4,5 @@ package server
 
 import "math"
 
-// maxFiles returns how many files this process may have open.
+// maxFiles returns the maximum number of open files of this process; unknown on this system.
 func maxFiles() int { return math.MaxInt32 }

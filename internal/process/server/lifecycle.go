@@ -19,26 +19,25 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// firstRules is how long the ports, which are already open, delay their answers until the first rules are loaded, and
-// until the store is connected or fails to connect. Both continue after that time; until there are rules, requests are
-// answered with an error that says so.
+// firstRules bounds how long the open ports delay answers until the first rules are loaded and the backend has connected or
+// failed to connect. Loading and connecting continue after that; without rules, requests are answered with an error.
 const firstRules = 500 * time.Millisecond
 
 var errStatsOff = errors.New("statistics are off: DISABLE_STATS=true")
 
-// rulesState keeps track of the rules for everything that depends on them.
+// rulesState tracks the state of the rules for health, metrics, and status.
 type rulesState struct {
 	limiter                   *limiter.Limiter
 	component                 *health.Part
-	optional                  bool                      // health does not depend on rules
-	oneAtLeast                bool                      // health depends on rules, and an empty set is not enough
-	reason                    atomic.Pointer[string]    // why there are no rules; nil once there are
-	since                     atomic.Int64              // when the current rules were loaded, in seconds since the Unix epoch
-	behind                    atomic.Pointer[time.Time] // since when they may be out of date; nil while they are not
-	connected                 func() bool               // the control plane is; nil without one
+	optional                  bool                      // health ignores rules
+	oneAtLeast                bool                      // health requires at least one rule file
+	reason                    atomic.Pointer[string]    // why there are no rules; nil if there are
+	since                     atomic.Int64              // load time of the current rules, in Unix seconds
+	behind                    atomic.Pointer[time.Time] // time since which the rules may be out of date; nil if they are current
+	connected                 func() bool               // reports whether the control plane is connected; nil without one
 	successes, failures, warn *count.Counter
 
-	loadAttempts, loadFailures *count.Counter // the same, under other names of the reference
+	loadAttempts, loadFailures *count.Counter // the same counts under the reference's other names
 }
 
 // newRulesState returns the state before the first load.
@@ -72,7 +71,7 @@ func newRulesState(h *health.Tracker, r *stats.Registry, l *limiter.Limiter, c *
 	return s
 }
 
-// loaded puts a set in use. Newest reports whether it is known to be that of the source.
+// loaded puts a set in use. newest reports whether the set is the newest of its source.
 func (s *rulesState) loaded(set *descriptors.Set, warnings int, newest bool) {
 	s.limiter.SetRules(set)
 	s.successes.Add(1)
@@ -99,7 +98,7 @@ func (s *rulesState) invalid(err error) {
 	}
 }
 
-// waiting notes why there are no rules, unless there are: then the last good ones stay in use.
+// waiting records why there are no rules. It does nothing if there are rules, because the last valid ones stay in use.
 func (s *rulesState) waiting(reason string) {
 	if s.limiter.Rules() != nil {
 		return
@@ -112,7 +111,7 @@ func (s *rulesState) waiting(reason string) {
 	}
 }
 
-// current notes whether the rules are known to be up to date with their source.
+// current records whether the rules are up to date with their source.
 func (s *rulesState) current(yes bool) {
 	switch {
 	case !yes:
@@ -123,17 +122,17 @@ func (s *rulesState) current(yes bool) {
 	default:
 		s.component.Set(true, "")
 	}
-	if s.connected == nil || s.connected() { // else only the overlay is new
+	if s.connected == nil || s.connected() { // otherwise only the overlay is new
 		s.behind.Store(nil)
 	}
 }
 
 const tooFewRules = "the rules are empty, and HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED=true"
 
-// tooFew reports whether the rules are empty, and health depends on some.
+// tooFew reports whether health requires rules and the set is empty.
 func (s *rulesState) tooFew() bool { return s.oneAtLeast && len(s.limiter.Rules().Files()) == 0 }
 
-// age returns for how long the rules have not been known to be up to date.
+// age returns how long the rules may have been out of date.
 func (s *rulesState) age() time.Duration {
 	since := s.behind.Load()
 	if since == nil {
@@ -142,7 +141,7 @@ func (s *rulesState) age() time.Duration {
 	return time.Since(*since)
 }
 
-// why returns why there are no rules, or "" if there are.
+// why returns the reason for missing rules, or "" if there are rules.
 func (s *rulesState) why() string {
 	if reason := s.reason.Load(); reason != nil {
 		return *reason
@@ -150,7 +149,7 @@ func (s *rulesState) why() string {
 	return ""
 }
 
-// firstLine returns the first line of an error, and how many follow. Anyone may read it, so it has nothing of what rules say.
+// firstLine returns the first line of an error and the number of further lines. It is public, so it omits the contents of rules.
 func firstLine(err error) string {
 	if all, ok := errors.AsType[descriptors.Problems](err); ok {
 		err = all.Bared()
@@ -162,7 +161,7 @@ func firstLine(err error) string {
 	return first
 }
 
-// notReady returns why no request can be decided now, for /readyz.
+// notReady returns the reasons why the server cannot decide requests, for /readyz.
 func (v *Server) notReady() []string {
 	var reasons []string
 	if v.limiter.Rules() == nil {
@@ -182,12 +181,12 @@ func (v *Server) notReady() []string {
 	return reasons
 }
 
-// draining is the health component that fails once the server is told to stop.
+// draining is the health component that fails once the server is stopping or drained.
 const draining = "shutdown"
 
-// drain waits until the server has to stop, makes it report that it is unhealthy, and lets it serve on for a while so
-// that clients can move to other servers. If it was never healthy, because there were no rules or no store yet, no
-// client has to move, and if an operator has drained it before, clients have had that time already.
+// drain waits until ctx ends, makes health fail, and keeps serving for DRAIN_DELAY so that clients can move to other servers. The
+// delay is zero if the server was never healthy, because no clients have to move. It is shorter by the time for which an operator
+// has drained the server.
 func (v *Server) drain(ctx context.Context) error {
 	<-ctx.Done()
 	var delay time.Duration
@@ -197,16 +196,16 @@ func (v *Server) drain(ctx context.Context) error {
 	}
 	v.log.Info("stopping", "drain_delay", delay)
 	time.Sleep(delay)
-	v.rlqs.Drain() // now that clients connect elsewhere
+	v.rlqs.Drain() // clients connect to other servers now
 	return nil
 }
 
-// serveGRPC serves until ctx ends, and then lets running calls finish.
+// serveGRPC serves until ctx ends, and then waits up to grpcGrace for running calls.
 func (v *Server) serveGRPC(ctx context.Context) error {
 	failed := make(chan error, 1)
 	go func() { failed <- v.grpc.Serve(v.listeners.grpc) }()
 	if v.listeners.admin != nil {
-		go func() { _ = v.grpc.Serve(v.listeners.admin) }() // it ends with the server; without it the others go on
+		go func() { _ = v.grpc.Serve(v.listeners.admin) }() // ends with the server; a failure leaves the other listeners serving
 	}
 	select {
 	case err := <-failed:
@@ -217,13 +216,13 @@ func (v *Server) serveGRPC(ctx context.Context) error {
 	defer cancel()
 	v.grpc.Shutdown(grace)
 	v.rlqs.Wait()
-	if err := <-failed; !errors.Is(err, grpc.ErrServerStopped) { // returned if it was stopped before it had begun
+	if err := <-failed; !errors.Is(err, grpc.ErrServerStopped) { // returned if the server stopped before Serve began
 		return err
 	}
 	return nil
 }
 
-// afterRules is t, started once the rules have been loaded for the first time, or loading has failed or takes too long.
+// afterRules returns t delayed until the first load of the rules and of the other state has ended, for at most firstRules.
 func (v *Server) afterRules(t task.Task) task.Func {
 	return task.Func{Name: t.String(), Do: func(ctx context.Context) error {
 		v.awaitRules(ctx)

@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// inProcess is a server in this process that has opened its ports but runs nothing yet.
+// inProcess returns a server in this process. Its ports are open, but nothing runs.
 func inProcess(t *testing.T, env ...string) *Server {
 	t.Helper()
 	return newServer(t, io.Discard, env...)
@@ -46,7 +46,7 @@ func newServer(t *testing.T, log io.Writer, env ...string) *Server {
 	return v
 }
 
-// parsed returns the settings of an environment.
+// parsed returns the settings of environ.
 func parsed(t *testing.T, env ...string) settings.Settings {
 	t.Helper()
 	s, _, err := settings.Parse(env)
@@ -56,8 +56,7 @@ func parsed(t *testing.T, env ...string) settings.Settings {
 	return s
 }
 
-// A server that is told to stop while it is starting, or waiting for rules or for Redis, stops at once and without an
-// error.
+// TestStopsWhileItStarts: a server stops immediately and without an error while it starts, or waits for rules or Redis.
 func TestStopsWhileItStarts(t *testing.T) {
 	absent := []string{"BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=unix", "REDIS_URL=" + t.TempDir() + "/nobody.sock"}
 	for name, env := range map[string][]string{"no rules": nil, "no rules, no Redis": absent} {
@@ -68,10 +67,10 @@ func TestStopsWhileItStarts(t *testing.T) {
 				stop := time.AfterFunc(time.Duration(i)*100*time.Microsecond, cancel)
 				begin := time.Now()
 				if err := v.Run(ctx); err != nil {
-					t.Errorf("told to stop after %d × 0.1 ms: %v", i, err)
+					t.Errorf("stopped after %d × 0.1 ms: %v", i, err)
 				}
 				if took := time.Since(begin); took > 10*time.Second {
-					t.Errorf("it took %v to stop", took)
+					t.Errorf("stopping took %v", took)
 				}
 				stop.Stop()
 				cancel()
@@ -80,7 +79,7 @@ func TestStopsWhileItStarts(t *testing.T) {
 	}
 }
 
-// A request to /json that is in progress when the server is told to stop is still answered.
+// TestFinishesWhatHasBegun: a running request to /json is answered after the server starts to stop.
 func TestFinishesWhatHasBegun(t *testing.T) {
 	v := inProcess(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -101,7 +100,7 @@ func TestFinishesWhatHasBegun(t *testing.T) {
 		t.Fatal(err)
 	}
 	in := bufio.NewReader(c)
-	if line, err := in.ReadString('\n'); err != nil || line != "HTTP/1.1 100 Continue\r\n" { // the handler is at it
+	if line, err := in.ReadString('\n'); err != nil || line != "HTTP/1.1 100 Continue\r\n" { // the handler is running
 		t.Fatalf("%q, %v", line, err)
 	}
 	cancel()
@@ -117,7 +116,7 @@ func TestFinishesWhatHasBegun(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusBadRequest { // there are no rules, and that is the answer
+	if resp.StatusCode != http.StatusBadRequest { // the answer without rules
 		t.Errorf("status %d", resp.StatusCode)
 	}
 	if err := <-ended; err != nil {
@@ -125,7 +124,7 @@ func TestFinishesWhatHasBegun(t *testing.T) {
 	}
 }
 
-// closed reports whether no one listens on an address.
+// closed reports whether addr accepts no connections.
 func closed(addr net.Addr) bool {
 	c, err := net.Dial(addr.Network(), addr.String())
 	if err == nil {
@@ -134,7 +133,8 @@ func closed(addr net.Addr) bool {
 	return err != nil
 }
 
-// A set that is not the newest one does not make the rules current: their age goes on. Nor does it hide that too few are in use.
+// TestAgeOfRules: loading a set that is not the newest one does not reset the age of the rules, nor the health of a server with
+// too few rules.
 func TestAgeOfRules(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -152,7 +152,7 @@ func TestAgeOfRules(t *testing.T) {
 		}
 		shop := descriptors.Source{Name: "a.yaml", Data: []byte("domain: shop\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 3}}]\n")}
 		load(true, shop)
-		for range 3 { // reloads beside an overlay that stays invalid
+		for range 3 { // reloads with an invalid overlay
 			load(false, shop)
 			s.invalid(errors.New("the overlay is invalid"))
 			time.Sleep(time.Minute)

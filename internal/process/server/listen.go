@@ -12,14 +12,14 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 )
 
-// listeners are the ports of the server.
+// listeners holds the open ports of the server.
 type listeners struct {
 	grpc, http, debug net.Listener
-	prometheus        net.Listener // nil if it is off
-	admin             net.Listener // the socket; nil if it is off, or cannot be made
+	prometheus        net.Listener // nil if disabled
+	admin             net.Listener // the admin socket; nil if disabled or unavailable
 }
 
-// listen opens all ports. If any cannot be opened it closes the others, and the error has a line for each.
+// listen opens all ports. If any fails, it closes the others and returns one error line per failure.
 func listen(ctx context.Context, s *settings.Settings) (listeners, error) {
 	var l listeners
 	var errs []error
@@ -53,7 +53,7 @@ func listen(ctx context.Context, s *settings.Settings) (listeners, error) {
 	return listeners{}, errors.Join(errs...)
 }
 
-// listenTCP listens on an address whose port comes from the named variable.
+// listenTCP listens on an address whose port is set by the named variable.
 func listenTCP(ctx context.Context, address, variable string) (net.Listener, error) {
 	ln, err := netlimit.ListenTCP(ctx, address)
 	switch {

@@ -8,8 +8,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/settings"
 )
 
-// NewLogger returns a logger as configured, with the reference's names: levels in lower case and, in JSON, @timestamp
-// and @message.
+// NewLogger returns the configured logger. It uses the reference's names: lower-case levels and, in JSON, @timestamp and
+// @message.
 func NewLogger(w io.Writer, s settings.Settings) *slog.Logger {
 	asJSON := s.Log.Format == "json"
 	o := &slog.HandlerOptions{Level: slog.Level(s.Log.Level), ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
@@ -32,7 +32,7 @@ func NewLogger(w io.Writer, s settings.Settings) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, o))
 }
 
-// NewAuditLogger returns a logger for what operators change: lines of JSON, whatever else is configured.
+// NewAuditLogger returns a logger for changes by operators. It always writes JSON lines.
 func NewAuditLogger(w io.Writer, s settings.Settings) *slog.Logger {
 	s.Log.Format, s.Log.Level = "json", settings.Level(slog.LevelInfo)
 	return NewLogger(w, s)

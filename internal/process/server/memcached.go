@@ -18,7 +18,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// inMemcached says why there are only fixed windows, and what to do about it.
+// inMemcached completes the error for a limit that memcached cannot count. The text before it names the feature.
 const inMemcached = " cannot be counted in memcached, which supports one fixed_window per descriptor; remove this, or set BACKEND_TYPE=redis"
 
 func memcachedKey(s *settings.Settings, op *backend.Op, now engine.Micros) string {
@@ -87,7 +87,8 @@ func memcachedConfig(s *settings.Settings) (memcached.Config, error) {
 	return c, nil
 }
 
-// memcachedCommands returns what counts commands by name and code, under the reference's names. All are shown from the start.
+// memcachedCommands returns a function that counts commands by name and code, under the reference's metric names. All series
+// start at 0.
 func memcachedCommands(r *stats.Registry) func(memcached.Command) {
 	requested, found := r.Counter(stats.MemcacheKeysRequested), r.Counter(stats.MemcacheKeysFound)
 	all := map[memcached.Command]*count.Counter{

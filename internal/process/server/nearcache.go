@@ -7,9 +7,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/nearcache"
 )
 
-// nearCacheConfig returns what the NEAR_CACHE_ variables ask for. LOCAL_CACHE_SIZE_IN_BYTES asks for
-// envoyproxy/ratelimit's local cache, in which a rejection lasts until its window ends; the size does not matter here,
-// since NEAR_CACHE_KEYS is the bound, or its default where it is 0: that turns off what envoyproxy/ratelimit does not have.
+// nearCacheConfig returns the configuration that the NEAR_CACHE_ variables set. LOCAL_CACHE_SIZE_IN_BYTES enables
+// envoyproxy/ratelimit's local cache, in which a rejection lasts until its window ends. Its size is ignored, because
+// NEAR_CACHE_KEYS bounds the cache; NEAR_CACHE_KEYS=0, which turns off ratelimitd's extensions, then means the default bound.
 func nearCacheConfig(s *settings.Settings) nearcache.Config {
 	row := backendTypes(s)[s.Backend.Type]
 	c := nearcache.Config{
@@ -27,8 +27,7 @@ func nearCacheConfig(s *settings.Settings) nearcache.Config {
 	return c
 }
 
-// newNearCache puts a near cache in front of a store that is a round trip away. In front of counters in this process it
-// would only cost time.
+// newNearCache puts a near cache in front of a remote backend. The memory backend needs none.
 func newNearCache(s *settings.Settings, r *stats.Registry, b backend.Backend) *nearcache.Backend {
 	near := nearcache.New(b, nearCacheConfig(s))
 	r.Source(func(v *stats.Values) {
@@ -46,7 +45,7 @@ func newNearCache(s *settings.Settings, r *stats.Registry, b backend.Backend) *n
 		v.Counter(stats.NearCacheResetTotal, now.Reset)
 		v.Counter(stats.NearCacheFailedTotal, now.Failed)
 		v.Counter(stats.NearCacheUnspentTotal, now.Unspent)
-		if s.Backend.LocalCache > 0 { // as envoyproxy/ratelimit has them, but for the average access time, which would mean nothing here
+		if s.Backend.LocalCache > 0 { // envoyproxy/ratelimit's metrics, without the average access time, which has no meaning here
 			v.Gauge(stats.LocalCacheHitCount, float64(now.Rejections))
 			v.Gauge(stats.LocalCacheMissCount, float64(now.Misses))
 			v.Gauge(stats.LocalCacheLookupCount, float64(now.Rejections+now.Misses))

@@ -19,7 +19,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// outcomeRules have a rule for each outcome.
+// outcomeRules has a rule for each outcome.
 const outcomeRules = `
 domain: shop
 descriptors:
@@ -31,20 +31,20 @@ descriptors:
   - {key: two, rate_limit: {unit: hour, requests_per_unit: 2, replaces: [{name: small}]}}
 `
 
-// TestOutcomes: each outcome of a descriptor is the same one in all outputs. After two requests with one hit, a third one is explained and
-// then made. The first descriptor of a row is the one that it is about.
+// TestOutcomes: all outputs agree on the outcome of a descriptor. After two requests with one hit each, the test explains and
+// then makes a third one. Each row is about its first descriptor.
 func TestOutcomes(t *testing.T) { //nolint:paralleltest // grpc-gateway has a variable that each new server sets
 	for _, tt := range []struct {
 		name        string
 		env         string
-		descriptors string // of a request
-		operator    string // block or allow the first one
+		descriptors string // of the request
+		operator    string // control on the last descriptor: block or allow
 		explain     string
 		watch       string
-		code        string // of the request, and of the first descriptor
-		headers     string // rule and Retry-After, and the body
-		class       string // that counts in ratelimitd_decisions_total
-		rejections  string // rules in the log, and in the ranking of the most rejected
+		code        string // of the response, and of the first descriptor
+		headers     string // rule, Retry-After, and body
+		class       string // counted in ratelimitd_decisions_total
+		rejections  string // rule in the log
 	}{
 		{name: "no limit", descriptors: "none=1", explain: "NO_LIMIT", watch: "NO_LIMIT", code: "OK OK", class: "ok"},
 		{name: "unlimited", descriptors: "free=1", explain: "UNLIMITED", watch: "UNLIMITED", code: "OK OK", class: "ok"},
@@ -132,7 +132,7 @@ func TestOutcomes(t *testing.T) { //nolint:paralleltest // grpc-gateway has a va
 
 const outcomeToken = "sesame-of-ann-0123456789abcdef"
 
-// bearer is a token.
+// bearer adds a token to each call.
 type bearer string
 
 func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
@@ -141,7 +141,7 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 
 func (bearer) RequireTransportSecurity() bool { return false }
 
-// outcomeServer is a server with counters in memory, and clients of it.
+// outcomeServer is a server with counters in memory, and its clients.
 type outcomeServer struct {
 	v     *Server
 	rls   ratelimitv3.RateLimitServiceClient
@@ -180,7 +180,7 @@ func (s *outcomeServer) ask(t *testing.T, r *ratelimitv3.RateLimitRequest) *rate
 	return answer
 }
 
-// operate blocks or allows the first descriptor of a request; or the last one, where the first is to be skipped.
+// operate blocks or allows the last descriptor of a request. In rows with one descriptor, that is also the first.
 func (s *outcomeServer) operate(t *testing.T, operator string, r *ratelimitv3.RateLimitRequest) {
 	t.Helper()
 	last := r.GetDescriptors()[len(r.GetDescriptors())-1].GetEntries()[0]
@@ -196,7 +196,7 @@ func (s *outcomeServer) operate(t *testing.T, operator string, r *ratelimitv3.Ra
 	}
 }
 
-// watch begins to watch, and returns a function that waits for the decision on the first descriptor.
+// watch starts a watch. The returned function waits for the decision on the first descriptor.
 func (s *outcomeServer) watch(t *testing.T) func(*testing.T) *adminv1.Decision {
 	t.Helper()
 	stream, err := s.admin.Watch(t.Context(), &adminv1.WatchRequest{})
@@ -222,19 +222,19 @@ func (s *outcomeServer) watch(t *testing.T) func(*testing.T) *adminv1.Decision {
 
 var controlID = regexp.MustCompile(`(block|allow):[0-9a-f]+`)
 
-// rejections returns the rules that the log says have rejected something.
+// rejections returns the rule of the last rejection in the log.
 func (s *outcomeServer) rejections() string {
 	rules := ""
 	for line := range strings.Lines(s.log.String()) {
 		if _, rest, ok := strings.Cut(line, `msg="a request was rejected"`); ok {
 			rule, _, _ := strings.Cut(rest[strings.Index(rest, " rule=")+len(" rule="):], " ")
-			rules = controlID.ReplaceAllString(rule, "$1:ID") // the last one is that of the request
+			rules = controlID.ReplaceAllString(rule, "$1:ID") // the last line belongs to the request
 		}
 	}
 	return rules
 }
 
-// outcomeHeaders returns the rule in the header, whether there is a time to retry after, and the body.
+// outcomeHeaders returns the rule header, whether there is a retry-after header, and the body.
 func outcomeHeaders(r *ratelimitv3.RateLimitResponse) string {
 	var words []string
 	for _, name := range []string{"x-rule", "retry-after"} {
@@ -254,7 +254,7 @@ func outcomeHeaders(r *ratelimitv3.RateLimitResponse) string {
 	return controlID.ReplaceAllString(strings.Join(words, " "), "$1:ID")
 }
 
-// outcomeRequest returns a request of descriptors of one entry each.
+// outcomeRequest parses descriptors of one entry each.
 func outcomeRequest(descriptors string) *ratelimitv3.RateLimitRequest {
 	r := &ratelimitv3.RateLimitRequest{Domain: "shop"}
 	for pair := range strings.FieldsSeq(descriptors) {

@@ -10,23 +10,24 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// prepaid degrades health while rules have prepaid budgets, which never expire, and a Redis may evict them or does not say whether it may.
+// prepaid degrades health while rules have prepaid budgets and a Redis node may evict them or hides its eviction policy. Prepaid
+// budgets never expire.
 type prepaid struct {
 	log    *slog.Logger
 	health *health.Tracker
 
 	mu    sync.Mutex
-	used  bool              // a rule has the unit forever
-	nodes map[string]string // why a node's policy is unsuitable, in words
-	part  *health.Part      // nil until there is something to say
-	why   string            // the latest reason
+	used  bool              // a rule has unit: forever
+	nodes map[string]string // node to the problem with its policy, as text
+	part  *health.Part      // nil before the first problem
+	why   string            // last reported problem
 }
 
 func newPrepaid(log *slog.Logger, h *health.Tracker) *prepaid {
 	return &prepaid{log: log, health: h, nodes: make(map[string]string)}
 }
 
-// policy notes the maxmemory-policy of a node; empty if it is not known.
+// policy records the maxmemory-policy of a node, or "" if it is unknown.
 func (p *prepaid) policy(node, policy string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -41,7 +42,7 @@ func (p *prepaid) policy(node, policy string) {
 	p.report()
 }
 
-// loaded notes whether rules have prepaid budgets. p may be nil.
+// loaded records whether rules have prepaid budgets. p may be nil.
 func (p *prepaid) loaded(set *descriptors.Set) {
 	if p == nil {
 		return
@@ -55,7 +56,7 @@ func (p *prepaid) loaded(set *descriptors.Set) {
 	p.report()
 }
 
-// report tells health and the log what has changed. p.mu must be held.
+// report updates health and the log if the problem has changed. p.mu must be held.
 func (p *prepaid) report() {
 	var all []string
 	if p.used {

@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// TestPrepaid: health is degraded only while rules have prepaid budgets and a node may evict them, or does not say.
+// TestPrepaid: health is degraded only while rules have prepaid budgets and a node may evict them or hides its policy.
 func TestPrepaid(t *testing.T) {
 	t.Parallel()
 	load := func(limit string) *descriptors.Set {

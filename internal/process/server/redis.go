@@ -27,14 +27,15 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// assumedHint says what to set where Redis is elsewhere, or there is none, and the others how to silence it.
+// assumedHint tells the user how to configure a backend, or how to silence the warning about the default one.
 const assumedHint = "set REDIS_URL=host:port if Redis is elsewhere, BACKEND_TYPE=memory to try this without Redis, or BACKEND_TYPE=redis to keep the default without this warning"
 
-// inReference says why there are only fixed windows under the reference's names, and what to do about it.
+// inReference completes the error for a limit that cannot be counted under the reference's names. The text before it names the
+// feature.
 const inReference = " cannot be counted under REDIS_KEY_FORMAT=reference, which supports one fixed_window per descriptor; " +
 	"unset that variable, or remove this until all servers run ratelimitd"
 
-// redisTimeout returns how long a call may take; 0 means for as long as the caller waits. Of two Redis the slower one's timeout counts.
+// redisTimeout returns the timeout of an operation: the longer one of two Redis servers. 0 means until the caller's deadline.
 func redisTimeout(s *settings.Settings) time.Duration {
 	first, second := s.Redis.OpTimeout, s.RedisPerSecond.OpTimeout
 	switch {
@@ -70,7 +71,7 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 	breaker := c.Observer.Breaker
 	c.Observer.Breaker = func(node, state string) {
 		if breaker(node, state); state == remote.Gone {
-			prepaid.policy(node, "noeviction") // nothing is kept there
+			prepaid.policy(node, "noeviction") // a removed node holds no budgets
 		}
 	}
 	b, err := redis.New(c)
@@ -107,7 +108,7 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 			return replicated.NewScriptStore(b.SideChannel(name, replicated.Script), most)
 		}
 		v.controls = register("controls", controls.MaxKept)
-		v.reservationKey = register("controls", controls.MaxKept).Secret // over a connection of its own
+		v.reservationKey = register("controls", controls.MaxKept).Secret // over its own connection
 		v.audit = audit.ScriptStore{SideChannel: b.SideChannel("audit", audit.Script)}
 		v.rows = rlqs.NewTables(func(name string) rlqs.SideChannel { return b.SideChannel(name, rlqs.Script) })
 		if s.Redis.Tenants {
@@ -124,8 +125,8 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 	return v, nil
 }
 
-// observeRedis returns an observer of Redis. After the first connection health depends on connections only if
-// REDIS_HEALTH_CHECK_ACTIVE_CONNECTION says so.
+// observeRedis returns an observer of Redis. After the first connection, lost connections fail health only if
+// REDIS_HEALTH_CHECK_ACTIVE_CONNECTION is true.
 func observeRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *health.Tracker) *storehealth.Observer {
 	return storehealth.Observe(storehealth.Config{
 		Name:    "redis",
@@ -146,7 +147,7 @@ func observeRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *
 	}, log, r, h)
 }
 
-// evictions returns what counts keys that Redis evicted, each of which may have been a counter.
+// evictions returns a function that counts and logs evicted keys. Each may have been a counter.
 func evictions(log *slog.Logger, r *stats.Registry) func(node string, keys int64) {
 	lines := throttle.Every(10 * time.Second)
 	return func(node string, keys int64) {
@@ -158,9 +159,9 @@ func evictions(log *slog.Logger, r *stats.Registry) func(node string, keys int64
 	}
 }
 
-// openAside returns what asks Redis for operators, with c but for what is about connections.
+// openAside returns a backend for the admin API. It differs from c in its connection pool and has no observers.
 func openAside(c redis.Config) (*redis.Backend, error) {
-	c.PoolSize, c.Observer, c.Evicted, c.Policy = 1, remote.Observer{}, nil, nil // the others tell what happens
+	c.PoolSize, c.Observer, c.Evicted, c.Policy = 1, remote.Observer{}, nil, nil // the main backend reports these
 	if c.PerSecond != nil {
 		second := *c.PerSecond
 		second.PoolSize, c.PerSecond = 1, &second
@@ -168,11 +169,11 @@ func openAside(c redis.Config) (*redis.Backend, error) {
 	return redis.New(c)
 }
 
-// asideAtOnce is how many operations for operators are sent at a time: Redis takes less than a millisecond for them, and they have less
-// than 64 KiB, so that decisions, which come in between, do not wait for long.
+// asideAtOnce is the number of operations in a batch of the admin API. Redis executes a batch in less than a millisecond, and a
+// batch is smaller than 64 KiB, so decisions between batches do not wait for long.
 const asideAtOnce = 64
 
-// asideStore asks Redis for operators over a connection of its own, so that no decision is queued behind what they ask.
+// asideStore sends operations of the admin API over its own connection, so that decisions never queue behind them.
 type asideStore struct{ *redis.Backend }
 
 // Apply implements [backend.Backend].

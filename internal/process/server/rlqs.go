@@ -9,7 +9,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// serveRLQS registers the service of clients that decide by themselves.
+// serveRLQS registers the RLQS service, for clients that decide locally.
 func (v *Server) serveRLQS() {
 	c := rlqs.Config{
 		Shared: v.store.alone == "", Rows: v.store.rows, MaxAge: v.settings.GRPC.MaxAge, Log: v.log,
@@ -23,7 +23,7 @@ func (v *Server) serveRLQS() {
 	v.registry.Source(v.countRLQS)
 }
 
-// countRLQS reports what there is of that service, once it was used.
+// countRLQS reports the metrics of RLQS once it has been used.
 func (v *Server) countRLQS(to *stats.Values) {
 	n, streams, buckets := v.rlqs.Counts()
 	if n.Assigned == 0 && n.Unknown == 0 && n.Unserved == 0 && streams == 0 {

@@ -6,10 +6,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// readyLimits is how many rules have a gauge of their limits.
+// readyLimits is the number of rules whose limits have a gauge.
 const readyLimits = 1000
 
-// ruleGauges reports how many controls are active, and the limits of the first of them and of the first rules.
+// ruleGauges reports the number of active controls, and the limits of the first controls and of the first rules.
 func (v *Server) ruleGauges(to *stats.Values) {
 	table := v.controls.Overrides().Load()
 	for _, k := range override.Kinds() {
@@ -20,7 +20,7 @@ func (v *Server) ruleGauges(to *stats.Values) {
 		return
 	}
 	for _, c := range table.Numbers() {
-		if set.Domain([]byte(c.Domain)) == nil { // no rules bound the label
+		if set.Domain([]byte(c.Domain)) == nil { // only domains with rules bound the label
 			continue
 		}
 		item := descriptors.RateLimit{Unit: c.To.Unit, Multiplier: max(1, c.To.Multiplier)}

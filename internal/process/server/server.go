@@ -1,5 +1,5 @@
-// Package server is the daemon: it builds the parts that serve from the settings, runs them, and stops them in order. The
-// process itself (signals, the garbage collector, the exit code) is left to the command.
+// Package server is the daemon. It builds its parts from the settings, runs them, and stops them in order. Signals, the garbage
+// collector, and the exit code are left to the command.
 //
 // This package is part of the process.
 package server
@@ -43,28 +43,28 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// How long stopping may take, in addition to DRAIN_DELAY.
+// Bounds of the time to stop, in addition to DRAIN_DELAY.
 const (
-	grpcGrace = 10 * time.Second // calls that run
-	stopBound = 30 * time.Second // all of it
+	grpcGrace = 10 * time.Second // for running calls
+	stopBound = 30 * time.Second // in total
 )
 
-// Config is what a server is told beside its settings.
+// Config configures a Server in addition to its settings.
 type Config struct {
 	Log     *slog.Logger // required
-	Audit   *slog.Logger // gets what operators change; nil discards
-	Stdout  io.Writer    // where to say what is served, once it is; nil says nothing
-	Command string       // the name under which this program takes commands, for what people are told to try
-	Pod     string       // where this program runs; empty outside Kubernetes
-	Release string       // of this program, for people and for metrics
+	Audit   *slog.Logger // logger for changes by operators; nil discards
+	Stdout  io.Writer    // receives the startup banner; nil means none
+	Command string       // the program's command name, for hints
+	Pod     string       // the Kubernetes pod; empty outside Kubernetes
+	Release string       // the release of this program, for banners and metrics
 
 	SinglesAfter time.Duration // see [limiter.Config]
 
-	// Store, if it is not nil, is put around the store, so that tests can have it fail as no store does.
+	// Store wraps the backend if it is not nil. Tests use it to inject failures.
 	Store func(backend.Backend) backend.Backend
 }
 
-// Server is everything that serves.
+// Server is a running ratelimitd with all its parts.
 type Server struct {
 	settings settings.Settings
 	config   Config
@@ -76,34 +76,34 @@ type Server struct {
 	controls     *controls.Controls
 	audit        *audit.Log
 	tenants      *tenants.Tenants
-	listed       *file.Watcher // of TENANTS_FILE; nil without it
+	listed       *file.Watcher // watches TENANTS_FILE; nil without it
 	limiter      *limiter.Limiter
 	reservations *secret.Reservations
 	gate         *admission.Gate
 	unread       *count.Counter    // calls shed before their message was read
 	observer     *observe.Observer // nil without the admin API
 	guard        *access.Guard
-	overHTTP     http.Handler     // the admin API; nil without it
-	console      http.Handler     // likewise
-	history      *console.History // likewise
+	overHTTP     http.Handler     // the admin API; nil if disabled
+	console      http.Handler     // the console; nil if disabled
+	history      *console.History // data of the console; nil if disabled
 	health       *health.Tracker
-	served       atomic.Bool // the server has been healthy at some time
+	served       atomic.Bool // the server has been healthy before
 	started      time.Time
 	rules        *rulesState
 	shutdown     *shutdown
 	watcher      rulesSource
-	loads        *configwatch.Watch // what watcher updates
+	loads        *configwatch.Watch // updated by watcher
 	overlay      *file.Watcher      // nil without RULES_OVERLAY
 	service      *rls.Service
 	certs        *certs.Server // nil without TLS
 	grpc         *grpcserver.Server
 	rlqs         *rlqs.Service
 	listeners    listeners
-	miswirings   *throttle.Log // bounds lines about clients of the wrong port or protocol
+	miswirings   *throttle.Log // bounds log lines about clients with the wrong port or protocol
 	tasks        *task.Group
 }
 
-// New builds the server, dependencies first, and opens its ports. Nothing runs yet.
+// New builds the server and opens its ports. It starts nothing.
 func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	log := c.Log
 	v := &Server{settings: s, config: c, log: log, started: time.Now(), registry: newRegistry(&s, c.Release), health: health.NewTracker()}
@@ -137,7 +137,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	v.registry.Source(v.ruleGauges)
 	v.rules = newRulesState(v.health, v.registry, v.limiter, &s)
 	v.shutdown = &shutdown{health: v.health, component: v.health.Add(draining, true, "")}
-	v.health.OnChange(func(ok bool) { // all components have been registered
+	v.health.OnChange(func(ok bool) { // all components are registered by now
 		if ok {
 			v.served.Store(true)
 		}
@@ -176,7 +176,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	return v, nil
 }
 
-// deciding returns how requests are decided.
+// deciding returns the configuration of the limiter.
 func (v *Server) deciding() limiter.Config {
 	s := &v.settings
 	c := limiter.Config{
@@ -200,13 +200,13 @@ func (v *Server) deciding() limiter.Config {
 		Reservations:    &v.reservations.Sealer,
 		SinglesAfter:    v.config.SinglesAfter,
 	}
-	if s.Admin.On { // nothing else asks
+	if s.Admin.On { // only the admin API reads it
 		c.Observer = v.observer
 	}
 	return c
 }
 
-// serving returns how gRPC is served.
+// serving returns the configuration of the gRPC server.
 func (v *Server) serving() grpcserver.Config {
 	return grpcserver.Config{
 		TLS:                   v.serverTLS(),
@@ -222,7 +222,7 @@ func (v *Server) serving() grpcserver.Config {
 	}
 }
 
-// Run serves until ctx ends, or something fails for good. It can be called once.
+// Run serves until ctx ends or a task fails. It must be called only once.
 func (v *Server) Run(ctx context.Context) error {
 	err := v.tasks.Run(ctx)
 	if closeErr := v.store.Close(); err == nil {
@@ -231,10 +231,10 @@ func (v *Server) Run(ctx context.Context) error {
 	return err
 }
 
-// Reload takes the rules again from where they come from. It does not wait for them.
+// Reload reloads the rules from their source. It does not wait for them.
 func (v *Server) Reload() { v.watcher.Reload() }
 
-// newService returns the service that answers ShouldRateLimit.
+// newService returns the ShouldRateLimit service.
 func (v *Server) newService() (*rls.Service, error) {
 	s := &v.settings
 	c := rls.Config{
@@ -259,7 +259,7 @@ func (v *Server) newService() (*rls.Service, error) {
 	return rls.New(v.tracing.Decider(v.limiter), c), nil
 }
 
-// AnswerHeaders returns which headers answers have by the settings.
+// AnswerHeaders returns the configuration of the headers in answers.
 func AnswerHeaders(s *settings.Settings) rls.Headers {
 	h := rls.Headers{
 		Enabled:    s.Answer.Headers,
@@ -276,14 +276,14 @@ func AnswerHeaders(s *settings.Settings) rls.Headers {
 	return h
 }
 
-// group lists the tasks: rules first, then what answers, and last the one that drains, which therefore stops first.
+// group returns the tasks in order: rules, then listeners, then draining. Tasks stop in reverse order.
 func (v *Server) group() *task.Group {
 	g := task.NewGroup(v.log, v.settings.DrainDelay+stopBound)
 	if v.tracing != nil {
-		g.Add(v.tracing) // stops last, so that it gets the spans of all others
+		g.Add(v.tracing) // stops last, to receive the spans of all other tasks
 	}
 	if v.sink != nil {
-		g.Add(v.sink) // stops after the others, so that it sends what they counted last
+		g.Add(v.sink) // stops after the other tasks, to send their last counts
 	}
 	if v.overlay != nil {
 		g.Add(v.overlay)
@@ -342,7 +342,8 @@ func (v *Server) debugPages() web.Debug {
 	return d
 }
 
-// off says what is off on the debug port or only reads there, and what switches it on. With tokens guarded is true.
+// off lists the features that are off or read-only on the debug port, and how to enable them. guarded means that tokens are
+// configured.
 func (v *Server) off(guarded bool) (lines []string) {
 	switch {
 	case !v.settings.Admin.On:
@@ -357,7 +358,7 @@ func (v *Server) off(guarded bool) (lines []string) {
 	return lines
 }
 
-// json answers /json, and counts it.
+// json answers /json and records its duration.
 func (v *Server) json(ctx context.Context, body []byte) (code int, contentType string, answer []byte) {
 	begin := time.Now()
 	code, contentType, answer = v.service.JSON(ctx, body)
@@ -365,7 +366,7 @@ func (v *Server) json(ctx context.Context, body []byte) (code int, contentType s
 	return code, contentType, answer
 }
 
-// mainHandler returns the handler of the main HTTP listener.
+// mainHandler returns the handler of the HTTP port.
 func (v *Server) mainHandler() http.Handler {
 	return v.tracing.Handler(web.MainHandler(web.Main{
 		MaxBody:    v.settings.HTTP.MaxBody,

@@ -16,8 +16,8 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// TestSidecar: who calls from 127.0.0.6, as Istio's proxy does on behalf of the mesh, is no one on this machine, neither to
-// the admin API nor to profiles.
+// TestSidecar: a caller from 127.0.0.6, the address of Istio's proxy for the mesh, does not count as this machine for the admin
+// API and profiles.
 func TestSidecar(t *testing.T) {
 	for _, tt := range []struct {
 		from     string
@@ -25,7 +25,7 @@ func TestSidecar(t *testing.T) {
 		profiles int
 	}{
 		{"127.0.0.6", codes.PermissionDenied, http.StatusForbidden},
-		{"127.0.0.1", codes.PermissionDenied, http.StatusOK}, // which may look
+		{"127.0.0.1", codes.PermissionDenied, http.StatusOK}, // may read
 	} {
 		v := inProcess(t, "ADMIN=true")
 		stop := testkit.Run(t, v.Run)

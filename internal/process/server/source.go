@@ -16,17 +16,17 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// rulesSource provides rules, from files or from a control plane.
+// rulesSource loads rules from files or from a control plane.
 type rulesSource interface {
 	task.Task
-	First() <-chan struct{} // closed once the first rules are loaded, or could not be
-	Reload()                // hands over the rules again; does not wait
+	First() <-chan struct{} // closed once the first load has succeeded or failed
+	Reload()                // loads the rules again, without waiting
 
-	ReloadNow(ctx context.Context) error // the same, and waits for what comes of it; an error says why nothing did
-	Try() (*configwatch.Outcome, error)  // what would come of it; an error says why that is not known
+	ReloadNow(ctx context.Context) error // like Reload, but waits for the outcome; returns an error if there is none
+	Try() (*configwatch.Outcome, error)  // loads the rules without using them; returns an error if it cannot
 }
 
-// takeRules returns the source of rules that CONFIG_TYPE asks for, configured by c.
+// takeRules sets up the source of rules that CONFIG_TYPE names, and the overlay.
 func (v *Server) takeRules(c configwatch.Config) {
 	if v.settings.Rules.Overlay != "" {
 		c.Overlay = overlay.With
@@ -39,7 +39,7 @@ func (v *Server) takeRules(c configwatch.Config) {
 	}
 }
 
-// overlaid is a source of rules over which an overlay is laid. It begins once that has been read.
+// overlaid is a source of rules with an overlay. It starts once the overlay has been read.
 type overlaid struct {
 	rulesSource
 
@@ -56,13 +56,13 @@ func (o *overlaid) Run(ctx context.Context) error {
 	}
 }
 
-// Reload has both read again.
+// Reload reloads the overlay and the rules.
 func (o *overlaid) Reload() {
 	o.overlay.Reload()
 	o.rulesSource.Reload()
 }
 
-// ReloadNow has both read again, one after the other.
+// ReloadNow reloads the overlay, and then the rules.
 func (o *overlaid) ReloadNow(ctx context.Context) error {
 	if err := o.overlay.ReloadNow(ctx); err != nil {
 		return err
@@ -77,9 +77,9 @@ func (v *Server) takeFrom(c configwatch.Config) {
 		return
 	}
 	for _, e := range xds.Events() {
-		v.xdsEvent(e) // so that it is there, at 0, before the first one
+		v.xdsEvent(e) // create the series at 0
 	}
-	c.Empty = true // a control plane sends no rules once the last policy is deleted
+	c.Empty = true // a control plane sends an empty set once the last policy is deleted
 	v.loads = configwatch.New(v.log, c)
 	client := xds.New(v.log, v.xdsConfig(), v.loads)
 	v.rules.connected = client.Connected
@@ -92,10 +92,10 @@ func (v *Server) takeFrom(c configwatch.Config) {
 	v.watcher = client
 }
 
-// overXDS reports whether rules come from a control plane.
+// overXDS reports whether a control plane provides the rules.
 func (v *Server) overXDS() bool { return strings.HasPrefix(v.settings.Rules.Source, "GRPC_XDS_") }
 
-// origin returns in words where n sources of rules come from.
+// origin describes the source of rules, with its number of files or resources.
 func (v *Server) origin(sources int) string {
 	if v.overXDS() {
 		return fmt.Sprintf("%s from the control plane at %s", descriptors.CountText(sources, "resource"), v.settings.XDS.Server)
@@ -137,7 +137,7 @@ func (v *Server) xdsConfig() xds.Config {
 	}
 }
 
-// xdsEvent returns the counter of an event.
+// xdsEvent returns the counter of e.
 func (v *Server) xdsEvent(e xds.Event) *count.Counter {
 	return v.registry.Counter(stats.XDSEventsTotal, string(e))
 }

@@ -10,8 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/rules/configwatch/xds"
 )
 
-// Every variable of the control plane reaches the field in which it takes effect; the tests of the package check the
-// effects.
+// TestXDSSettings: every variable of the control plane sets its field. The tests of package xds check the effects.
 func TestXDSSettings(t *testing.T) {
 	t.Parallel()
 	of := func(env ...string) xds.Config {

@@ -18,13 +18,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// statistics is what reads the registry.
+// statistics holds the exporters of the registry.
 type statistics struct {
-	sink       task.Task // statsd or DogStatsD; nil if neither is asked for
+	sink       task.Task // statsd or DogStatsD; nil if neither is configured
 	prometheus stats.PrometheusConfig
 }
 
-// newRegistry returns the registry, with the metrics of the process itself.
+// newRegistry returns the registry with the metrics of the process.
 func newRegistry(s *settings.Settings, release string) *stats.Registry {
 	r := stats.New()
 	if s.Stats.Milliseconds {
@@ -37,14 +37,14 @@ func newRegistry(s *settings.Settings, release string) *stats.Registry {
 		if slices.Contains([]string{
 			"asg", "az", "backend", "canary", "envoyservice", "facet", "host", "period", "project", "region", "shard", "source", "window",
 		}, t.Name) {
-			r.Counter(stats.ReservedTag).Add(1) // the reference's warning if a tag of this name is added
+			r.Counter(stats.ReservedTag).Add(1) // the reference's warning for a tag with this name
 		}
 	}
 	return r
 }
 
-// fromTheStart shows what alerts look at from the start, at 0, under ratelimitd's names. Under the reference's names, which are
-// what its dashboards know, these series begin with the first event, as there, and increase() misses that.
+// fromTheStart reports counters used by alerts under ratelimitd's names, starting at 0. Under the reference's names these series
+// start with the first event, as in the reference, which increase() misses.
 func fromTheStart(r *stats.Registry) func(*stats.Values) {
 	loads := r.Counter(stats.ConfigLoadError)
 	store := r.Counter(stats.ShouldRateLimitError, "redis_error")
@@ -56,7 +56,7 @@ func fromTheStart(r *stats.Registry) func(*stats.Values) {
 	}
 }
 
-// newStatistics makes the sink and the handler through which Prometheus reads the registry.
+// newStatistics returns the exporters: the statsd sink and the configuration for Prometheus.
 func newStatistics(s *settings.Settings, log *slog.Logger, r *stats.Registry) (statistics, error) {
 	v := statistics{prometheus: stats.PrometheusConfig{Labels: extraTags(s)}}
 	if s.Stats.Disable {
@@ -65,7 +65,7 @@ func newStatistics(s *settings.Settings, log *slog.Logger, r *stats.Registry) (s
 	if file := s.Stats.PrometheusMapper; file != "" {
 		m, err := stats.LoadMapper(file)
 		switch {
-		case errors.Is(err, fs.ErrNotExist): // Envoy Gateway names a file of a ConfigMap that may be missing
+		case errors.Is(err, fs.ErrNotExist): // Envoy Gateway may set the path of a missing ConfigMap
 			log.Warn("the mapping file does not exist, so series have their built-in names", "setting", "PROMETHEUS_MAPPER_YAML="+file)
 		case err != nil:
 			return v, fmt.Errorf("PROMETHEUS_MAPPER_YAML: %w", err)
@@ -102,7 +102,7 @@ func extraTags(s *settings.Settings) []stats.Label {
 	return tags
 }
 
-// datadogTags returns the tags that Datadog's client adds.
+// datadogTags returns the tags that the Datadog client adds.
 func datadogTags(d *settings.Datadog) []stats.Label {
 	return []stats.Label{
 		{Name: "dd.internal.entity_id", Value: d.EntityID},
@@ -128,7 +128,7 @@ func mogrifiers(all []settings.Mogrifier) ([]statsd.Mogrifier, error) {
 	return made, nil
 }
 
-// newGate returns the gate through which all calls come, and shows what it does.
+// newGate returns the gate that admits calls, and registers its metrics.
 func newGate(r *stats.Registry) *admission.Gate {
 	g := admission.New(remote.DefaultOpTimeout)
 	r.Source(func(v *stats.Values) {
@@ -140,7 +140,7 @@ func newGate(r *stats.Registry) *admission.Gate {
 	return g
 }
 
-// redisPools registers metrics of the connections to Redis under the reference's names.
+// redisPools returns the metrics of Redis connections, under the reference's names.
 func redisPools(b *redis.Backend) func(*stats.Values) {
 	return func(v *stats.Values) {
 		for i, p := range b.Pools() {

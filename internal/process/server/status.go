@@ -69,7 +69,7 @@ func (v *Server) Status(who *access.Who) *adminv1.StatusResponse {
 	return now
 }
 
-// nodes returns the servers of the store, by name.
+// nodes returns the backend's servers, sorted by name.
 func (v *Server) nodes() (all []*adminv1.StoreNode) {
 	if v.store.waits == nil {
 		return nil
@@ -96,11 +96,11 @@ func healthMessage(c *health.Component) adminv1.Health {
 	return adminv1.Health_HEALTH_FAILING
 }
 
-// says returns what this server says of itself to the others.
+// says returns this replica's status for the other replicas.
 func (v *Server) says() string {
 	r := &adminv1.Replica{Health: adminv1.Health_HEALTH_OK, IsDrained: !v.shutdown.drained().IsZero()}
 	for _, c := range v.health.Components() {
-		r.Health = max(r.GetHealth(), healthMessage(&c)) // the worst one
+		r.Health = max(r.GetHealth(), healthMessage(&c)) // the worst of them
 	}
 	if o := v.loads.Accepted(); o != nil {
 		r.RulesVersion = o.Version
@@ -108,7 +108,7 @@ func (v *Server) says() string {
 	return admin.ReplicaText(r)
 }
 
-// rulesInUse returns what is known of the rules, of those that who may see.
+// rulesInUse returns the status of the rules, restricted to the domains that who may see.
 func (v *Server) rulesInUse(who *access.Who) *adminv1.RulesStatus {
 	m, files := &adminv1.RulesStatus{Missing: v.rules.why(), LastChange: changeMessage(v.loads.Changed(), who)}, 0
 	if set := v.limiter.Rules(); set != nil {
@@ -135,7 +135,7 @@ func (v *Server) rulesInUse(who *access.Who) *adminv1.RulesStatus {
 	return m
 }
 
-// problems returns what was wrong with an update, with the error of one that had no problems and was invalid all the same.
+// problems returns the problems of an update. If the update failed without problems, its error becomes the first one.
 func problems(o *configwatch.Outcome) descriptors.Problems {
 	if o.Err != nil && !o.Problems.Failed() {
 		return append(descriptors.Problems{{Text: o.Err.Error()}}, o.Problems...)
@@ -157,10 +157,10 @@ func (v *Server) ReloadRules(ctx context.Context, who *access.Who, dry bool) (*a
 		return nil, fmt.Errorf("%w: %w", admin.ErrNoRulesCame, err)
 	}
 	var o configwatch.Outcome
-	if last := v.loads.Last(); last != before && last != nil { // else what came was not even looked at, as with XDS_KEEP_ON_EMPTY
+	if last := v.loads.Last(); last != before && last != nil { // otherwise the update was ignored, as with XDS_KEEP_ON_EMPTY
 		o = *last
 	}
-	if set := v.limiter.Rules(); none && set != nil && o.Err == nil { // an outcome says nothing of the first rules
+	if set := v.limiter.Rules(); none && set != nil && o.Err == nil { // an outcome lists no changes for the first rules
 		o.Changes = compare(nil, set)
 	}
 	return v.reloaded(o, who), nil
@@ -181,24 +181,24 @@ func (v *Server) Drain(undo, dry bool) (*adminv1.DrainResponse, error) {
 	return v.shutdown.drain(undo, dry)
 }
 
-// shutdown makes health fail once the server is stopping, or has been drained by an operator.
+// shutdown is the health component that fails while the server is stopping or drained.
 type shutdown struct {
 	health    *health.Tracker
 	component *health.Part
 
 	mu       sync.Mutex
 	stopping bool
-	since    time.Time // when an operator has drained the server; zero if it is not drained
+	since    time.Time // when an operator drained the server; zero if it is not drained
 }
 
-// drained returns since when an operator has drained the server, or the zero time.
+// drained returns when an operator drained the server, or the zero time.
 func (d *shutdown) drained() time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.since
 }
 
-// stop has health fail for good. It returns for how long an operator had drained the server before.
+// stop makes health fail permanently. It returns how long the server has been drained by an operator.
 func (d *shutdown) stop() time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -210,7 +210,7 @@ func (d *shutdown) stop() time.Duration {
 	return time.Since(d.since)
 }
 
-// drain is [Server.Drain].
+// drain implements [Server.Drain].
 func (d *shutdown) drain(undo, dry bool) (*adminv1.DrainResponse, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -19,8 +19,8 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// TestReloadWithoutControlPlane: who asks for the rules of a control plane that is away is told so, and not left waiting. The
-// rest of what is wrong with the calls about the process is said too, and Status answers whatever there is.
+// TestReloadWithoutControlPlane: a reload from an unreachable control plane fails immediately. Other invalid calls fail too, and
+// Status answers without rules.
 func TestReloadWithoutControlPlane(t *testing.T) {
 	v := inProcess(t, "ADMIN=true", "CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=127.0.0.1:1")
 	stop := testkit.Run(t, v.Run)
@@ -84,19 +84,19 @@ func TestDrain(t *testing.T) {
 	}
 	rules.Set(false, "gone")
 	if got, _ := d.drain(true, true); got.GetOtherwiseHealthy() {
-		t.Error("a server without rules is healthy otherwise")
+		t.Error("a server without rules is otherwise healthy")
 	}
 	if d.stop() <= 0 {
-		t.Error("the time that it has been drained is lost")
+		t.Error("the drained time is lost")
 	}
 	for _, undo := range []bool{false, true} {
 		if _, err := d.drain(undo, false); !errors.Is(err, admin.ErrStopping) || h.OK() {
-			t.Errorf("undo=%t while it stops: %v, healthy %t", undo, err, h.OK())
+			t.Errorf("undo=%t while stopping: %v, healthy %t", undo, err, h.OK())
 		}
 	}
 }
 
-// onDemand is where rules come from when they are asked for, and not before.
+// onDemand is a source of rules that loads only on request.
 type onDemand struct {
 	rulesSource
 
@@ -105,7 +105,7 @@ type onDemand struct {
 
 func (o onDemand) ReloadNow(context.Context) error { return o.load() }
 
-// TestReloadFirst: a server that had no rules says that all of its first ones are new.
+// TestReloadFirst: the first reload reports all rules as new.
 func TestReloadFirst(t *testing.T) {
 	v := inProcess(t)
 	rules := []descriptors.Source{{Name: "a.yaml", Data: []byte("domain: shop\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 1}}]\n")}}
@@ -116,10 +116,10 @@ func TestReloadFirst(t *testing.T) {
 			t.Errorf("%+v, %v; want %d changes", r, err, want)
 		}
 	}
-	testkit.Run(t, v.Run)() // which closes what is open
+	testkit.Run(t, v.Run)() // closes what is open
 }
 
-// TestSays: what a server says of itself to the others is the state of its worst component, and whether it is drained.
+// TestSays: the status of a replica is the health of its worst component, and whether it is drained.
 func TestSays(t *testing.T) {
 	v := inProcess(t)
 	part := v.health.Add("extra", true, "")
@@ -142,8 +142,8 @@ func TestSays(t *testing.T) {
 			version = o.Version
 		}
 		if got := v.says(); got != step.want+version {
-			t.Errorf("it says %q, want %q", got, step.want+version)
+			t.Errorf("status %q, want %q", got, step.want+version)
 		}
 	}
-	testkit.Run(t, v.Run)() // which closes what is open
+	testkit.Run(t, v.Run)() // closes what is open
 }

@@ -27,33 +27,33 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// store is where counters live.
+// store is the configured backend, with its health and what it provides to other parts.
 type store struct {
 	backend.Backend
-	*storehealth.Store                                 // whether it can be asked
-	waits              func() map[string]time.Duration // how long operations wait, by node; nil if there are no nodes
+	*storehealth.Store                                 // health of the backend
+	waits              func() map[string]time.Duration // how long operations wait, by node; nil without nodes
 
-	// operators has the same counters, for what operators ask; nil if that is no different.
+	// operators reaches the same counters for the admin API; nil if Backend serves it too.
 	operators backend.Backend
-	local     *memory.Backend    // for on_failure: local; the store itself if counters live in memory
-	near      *nearcache.Backend // nil if there is none
-	tasks     []task.Task        // keep the store going; the last one stops first
-	name      string             // of what holds the counters, for people; empty if that is this process
-	what      string             // where counters are, as a sentence for people
-	keys      *secret.Keys       // of CACHE_KEY_SECRET_FILE; nil without it
-	audit     audit.Store        // where replicas share the audit; nil if there is no such place
-	alone     string             // why counters are those of this process alone; empty if replicas share them
+	local     *memory.Backend    // for on_failure: local; the backend itself with BACKEND_TYPE=memory
+	near      *nearcache.Backend // nil without a near cache
+	tasks     []task.Task        // background tasks; the last one stops first
+	name      string             // name of the backend, for people; empty for memory
+	what      string             // description of the backend, for people
+	keys      *secret.Keys       // from CACHE_KEY_SECRET_FILE; nil without it
+	audit     audit.Store        // shared audit log; nil if the backend cannot hold one
+	alone     string             // why replicas do not share counters; empty if they do
 
-	prepaid *prepaid // watches where prepaid budgets are kept; nil if there can be none
+	prepaid *prepaid // checks for eviction of prepaid budgets; nil if the backend cannot hold any
 
-	controls replicated.Store // where replicas share controls; nil likewise
-	unshared string           // why they share no controls; empty if they do
-	tenants  replicated.Store // where replicas share the table of tenants; nil if they do not
-	rows     rlqs.Rows        // where replicas agree on their parts of divided limits; nil if there is no such place
+	controls replicated.Store // shared controls; nil if the backend cannot hold them
+	unshared string           // why replicas do not share controls; empty if they do
+	tenants  replicated.Store // shared table of tenants; nil if it is not in the backend
+	rows     rlqs.Rows        // shares of divided limits; nil if replicas do not share them
 
-	reservationKey func(ctx context.Context, offered []byte) ([]byte, error) // that replicas share; nil if there is no such place
+	reservationKey func(ctx context.Context, offered []byte) ([]byte, error) // key shared by all replicas; nil if the backend cannot hold one
 
-	referenceNames bool // it keeps counters under envoyproxy/ratelimit's names
+	referenceNames bool // counters have envoyproxy/ratelimit's names
 }
 
 // Close implements [backend.Backend].
@@ -65,37 +65,37 @@ func (v *store) Close() error {
 	return errors.Join(err, v.Backend.Close())
 }
 
-// backendType is what is known of a value of BACKEND_TYPE.
+// backendType describes a value of BACKEND_TYPE.
 type backendType struct {
-	// open returns the store. What it needs of the process comes as in newStore.
+	// open returns the backend. Its arguments are those of newStore.
 	open func(*settings.Settings, *slog.Logger, *stats.Registry, *health.Tracker, *tracing.Tracer) (*store, error)
 
-	// simple says of what is more than one fixed window that the store does not support it; empty if it does.
+	// simple completes the error for a limit other than a single fixed window; empty if the backend supports all limits.
 	simple string
-	// lasting says whether counters stay until an operator resets them.
+	// lasting reports whether counters survive until an operator resets them.
 	lasting bool
-	// leases says whether hits may be leased from the store by a near cache before it.
+	// leases reports whether a near cache may lease hits from the backend.
 	leases bool
-	// timeout is how long a call may take; 0 means for as long as the caller waits.
+	// timeout bounds an operation; 0 means until the caller's deadline.
 	timeout time.Duration
 	// key returns the name of a counter.
 	key func(*settings.Settings, *backend.Op, engine.Micros) string
 }
 
-// backendTypes has a row for each value of BACKEND_TYPE, by other settings. All else about a store is in the file of what its row names.
+// backendTypes returns the backend types by the value of BACKEND_TYPE.
 func backendTypes(s *settings.Settings) map[string]backendType {
 	redis := backendType{open: openRedis, lasting: true, leases: true, timeout: redisTimeout(s), key: redisKey}
-	if s.Redis.KeyFormat != "" { // whose servers would take leased hits for spent ones
+	if s.Redis.KeyFormat != "" { // the reference's servers would count leased hits as spent
 		redis.simple, redis.leases = inReference, false
 	}
 	return map[string]backendType{
-		"memory":   {open: openMemory, key: redisKey}, // there is no name in memory; that in Redis can be compared
+		"memory":   {open: openMemory, key: redisKey}, // counters in memory have no names; Redis names can be compared
 		"redis":    redis,
-		"memcache": {open: openMemcached, simple: inMemcached, timeout: s.Memcache.OpTimeout, key: memcachedKey}, // which takes no hits back
+		"memcache": {open: openMemcached, simple: inMemcached, timeout: s.Memcache.OpTimeout, key: memcachedKey}, // no leases: memcached accepts no refunds
 	}
 }
 
-// newStore returns the store that BACKEND_TYPE asks for.
+// newStore opens the backend that BACKEND_TYPE names.
 func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *health.Tracker, t *tracing.Tracer) (*store, error) {
 	v, err := backendTypes(s)[s.Backend.Type].open(s, log, r, h, t)
 	if err != nil {
@@ -126,7 +126,7 @@ func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *heal
 	return v, nil
 }
 
-// Unsupported returns a function that finds what the store of these settings does not support in rules.
+// Unsupported returns a check for rules that the configured backend does not support.
 func Unsupported(s *settings.Settings) func(*descriptors.Set) descriptors.Problems {
 	row := backendTypes(s)[s.Backend.Type]
 	if row.simple == "" && row.lasting {
@@ -138,7 +138,7 @@ func Unsupported(s *settings.Settings) func(*descriptors.Set) descriptors.Proble
 			if row.simple != "" {
 				what = beyondFixedWindow(r)
 			}
-			if r.Forever() && !row.lasting { // before the count of rejected hits, for example
+			if r.Forever() && !row.lasting { // reported first, for example before count_refused
 				what = engine.UnitForever
 			}
 			if what != "" {
@@ -150,13 +150,13 @@ func Unsupported(s *settings.Settings) func(*descriptors.Set) descriptors.Proble
 	}
 }
 
-// CounterKey returns the name at now of the counter that op asks for, in the store of these settings. Where counters are
-// in memory it is that which Redis would have.
+// CounterKey returns the name at now of the counter of op in the configured backend. For BACKEND_TYPE=memory it returns the name
+// that Redis would use.
 func CounterKey(s *settings.Settings, op *backend.Op, now engine.Micros) string {
 	return backendTypes(s)[s.Backend.Type].key(s, op, now)
 }
 
-// newMemory returns counters in this process.
+// newMemory returns a memory backend and registers its metrics.
 func newMemory(s *settings.Settings, r *stats.Registry) *memory.Backend {
 	b := memory.New(memory.Config{MaxKeys: s.Backend.MemoryMaxKeys})
 	r.Source(func(v *stats.Values) {
@@ -181,7 +181,7 @@ func openMemory(s *settings.Settings, _ *slog.Logger, r *stats.Registry, _ *heal
 	}, nil
 }
 
-// beyondFixedWindow names what a rule asks for that the reference's counters do not support, or returns "".
+// beyondFixedWindow names a feature of a rule that the reference's counters do not support, or returns "".
 func beyondFixedWindow(r *descriptors.Rule) string {
 	limits := r.RateLimits.Limits()
 	if len(limits) > 1 {
@@ -204,21 +204,21 @@ func beyondFixedWindow(r *descriptors.Rule) string {
 	return ""
 }
 
-// defaultOnFailure returns DEFAULT_ON_FAILURE, which the settings have checked.
+// defaultOnFailure returns DEFAULT_ON_FAILURE. The settings have validated it.
 func defaultOnFailure(s *settings.Settings) descriptors.OnFailure {
 	f, _ := descriptors.ParseOnFailure(strings.ToLower(s.Backend.OnFailure))
 	return f
 }
 
-// failsWithout reports whether requests fail by DEFAULT_ON_FAILURE while the store cannot be asked.
+// failsWithout reports whether DEFAULT_ON_FAILURE fails requests while the backend is unavailable.
 func failsWithout(s *settings.Settings) bool {
 	return strings.EqualFold(cmp.Or(s.Backend.OnFailure, "error"), "error")
 }
 
-// secretKeys returns what is made of CACHE_KEY_SECRET_FILE; nil if it is not set.
+// secretKeys returns the keys derived from CACHE_KEY_SECRET_FILE, or nil if it is not set.
 func secretKeys(s *settings.Settings) (*secret.Keys, error) {
 	if s.Backend.KeySecretFile == "" {
-		return nil, nil //nolint:nilnil // no secret is a setting too
+		return nil, nil //nolint:nilnil // the secret is optional
 	}
 	keys, err := secret.Read(s.Backend.KeySecretFile)
 	if err != nil {
@@ -227,7 +227,7 @@ func secretKeys(s *settings.Settings) (*secret.Keys, error) {
 	return keys, nil
 }
 
-// CounterSecret returns what makes the names of counters with these settings; nil if they are plain hashes.
+// CounterSecret returns the secret for counter names, or nil if names are plain hashes.
 func CounterSecret(s *settings.Settings) (*descriptors.Secret, error) {
 	keys, err := secretKeys(s)
 	return keys.CounterNames(), err

@@ -21,7 +21,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 )
 
-// Every value of BACKEND_TYPE has a row, which says how it is opened and how its counters are called.
+// TestBackendTypes: every value of BACKEND_TYPE has a row with open and key.
 func TestBackendTypes(t *testing.T) {
 	t.Parallel()
 	all := backendTypes(new(settings.Settings))
@@ -35,7 +35,7 @@ func TestBackendTypes(t *testing.T) {
 	}
 }
 
-// TestUnsupported: each store is asked for what it cannot count.
+// TestUnsupported: each backend reports the rules that it cannot count.
 func TestUnsupported(t *testing.T) {
 	t.Parallel()
 	const (
@@ -48,7 +48,7 @@ func TestUnsupported(t *testing.T) {
 	cache := []string{"BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=a:1"}
 	for _, tt := range []struct {
 		environ     []string
-		limit, want string // its beginning; empty if the store can serve it
+		limit, want string // start of the problem's text; empty if the rule is supported
 	}{
 		{[]string{"BACKEND_TYPE=memory"}, counted + "algorithm: token_bucket, rlqs: true", ""},
 		{[]string{"BACKEND_TYPE=redis"}, counted + "algorithm: token_bucket, rlqs: true", ""},
@@ -82,7 +82,7 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
-// TestRedisConfig reads an environment in which every variable of Redis is set.
+// TestRedisConfig parses an environment with every Redis variable.
 func TestRedisConfig(t *testing.T) {
 	t.Parallel()
 	files := redistest.NewCertificates(t, "redis")
@@ -114,12 +114,12 @@ func TestRedisConfig(t *testing.T) {
 		t.Errorf("config (-want +got):\n%s", d)
 	}
 	if got.TLS == nil || got.PerSecond.TLS != nil {
-		t.Fatalf("there is TLS: %t, and per second: %t; want it, and not", got.TLS != nil, got.PerSecond.TLS != nil)
+		t.Fatalf("TLS: %t, and per second: %t; want true and false", got.TLS != nil, got.PerSecond.TLS != nil)
 	}
 	followsFiles(t, got.TLS, files)
 }
 
-// followsFiles checks that TLS to a store uses the current contents of its files each time.
+// followsFiles checks that load reads the certificate files again each time.
 func followsFiles(t *testing.T, load func() (*tls.Config, error), files redistest.Certificates) {
 	t.Helper()
 	renewed := redistest.NewCertificates(t, "renewed")
@@ -133,11 +133,11 @@ func followsFiles(t *testing.T, load func() (*tls.Config, error), files redistes
 		t.Fatal(err)
 	}
 	if len(c.Certificates) != 1 || c.Certificates[0].Leaf.Subject.CommonName != "renewed" {
-		t.Errorf("the certificates are %v, want that which the file holds now", c.Certificates)
+		t.Errorf("the certificates are %v, want the current one of the file", c.Certificates)
 	}
 }
 
-// TestRedissTakesFiles: a URL that asks for TLS has the same effect as the variable, and the files apply to both.
+// TestRedissTakesFiles: a rediss URL has the same effect as the TLS variable, and the files apply to both.
 func TestRedissTakesFiles(t *testing.T) {
 	t.Parallel()
 	files := redistest.NewCertificates(t, "redis")
@@ -160,7 +160,7 @@ func TestRedissTakesFiles(t *testing.T) {
 	}
 }
 
-// TestRedisConfigDefaults reads an environment that only says that there is a Redis.
+// TestRedisConfigDefaults parses an environment that only selects Redis.
 func TestRedisConfigDefaults(t *testing.T) {
 	t.Parallel()
 	s := parsed(t, "BACKEND_TYPE=redis")
@@ -177,11 +177,11 @@ func TestRedisConfigDefaults(t *testing.T) {
 	}
 	s.Redis.TLS, s.Redis.CA = true, "nowhere.pem"
 	if _, err := redisConfig(&s); err == nil || !strings.Contains(err.Error(), "nowhere.pem") || !strings.Contains(err.Error(), "REDIS_TLS_CACERT") {
-		t.Errorf("a CA that is not there: %v, want an error with its path and variable", err)
+		t.Errorf("a missing CA: %v, want an error with its path and variable", err)
 	}
 }
 
-// TestMemcachedConfig reads a minimal environment, and one in which every variable of memcached is set.
+// TestMemcachedConfig parses a minimal environment, and one with every memcached variable.
 func TestMemcachedConfig(t *testing.T) {
 	t.Parallel()
 	files := redistest.NewCertificates(t, "memcached")

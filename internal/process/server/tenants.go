@@ -13,10 +13,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// firstPlans is how long files of tenants wait for the rules, which say what plans there are.
+// firstPlans bounds how long tenant files wait for the rules, which define the plans.
 const firstPlans = 10 * time.Second
 
-// takeTenants makes the table of tenants, of TENANTS_FILE and of the store.
+// takeTenants sets up the table of tenants, from TENANTS_FILE and the backend.
 func (v *Server) takeTenants() {
 	path := v.settings.Rules.TenantsFile
 	events := map[tenants.Event]*count.Counter{
@@ -41,12 +41,12 @@ func (v *Server) takeTenants() {
 		l := tenantFiles(path)
 		l.Secrets = v.settings.SecretFiles()
 		v.listed = file.New(v.log, file.Config{Layout: l, List: func(files []file.File, problems descriptors.Problems) {
-			_ = loadTenants(v.tenants, files, problems) // which has logged what is wrong
+			_ = loadTenants(v.tenants, files, problems) // Load logs the error
 		}}, nil)
 	}
 }
 
-// followTenants follows TENANTS_FILE, from when there are rules on.
+// followTenants watches TENANTS_FILE once there are rules.
 func (v *Server) followTenants(ctx context.Context) error {
 	task.Await(ctx, firstPlans, v.watcher.First())
 	return v.listed.Run(ctx)
@@ -59,13 +59,13 @@ func tenantFiles(path string) file.Layout {
 	return l
 }
 
-// ReadTenants makes the files of TENANTS_FILE the table. Its error is that of [tenants.Tenants.Load].
+// ReadTenants replaces the table with the files of TENANTS_FILE. It returns the error of [tenants.Tenants.Load].
 func ReadTenants(t *tenants.Tenants, path string) error {
 	files, problems := file.List(tenantFiles(path))
 	return loadTenants(t, files, problems)
 }
 
-// loadTenants makes files the table.
+// loadTenants replaces the table with files.
 func loadTenants(t *tenants.Tenants, files []file.File, problems descriptors.Problems) error {
 	var unread []tenants.Problem
 	for _, p := range problems {
@@ -80,7 +80,7 @@ func loadTenants(t *tenants.Tenants, files []file.File, problems descriptors.Pro
 			unread = append(unread, tenants.Problem{File: files[i].Name, Text: err.Error()})
 			continue
 		}
-		defer func() { _ = f.Close() }() // it is only read
+		defer func() { _ = f.Close() }() // opened for reading
 		inputs = append(inputs, tenants.Input{Name: files[i].Name, Reader: f})
 	}
 	return t.Load(inputs, unread...)

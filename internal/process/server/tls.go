@@ -12,10 +12,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/web"
 )
 
-// newCerts reads the certificates of the gRPC and of the debug listener, and counts their reloads. It returns nil without TLS.
+// newCerts reads the certificates of the gRPC and debug listeners, and counts reloads. It returns nil without TLS.
 func newCerts(s *settings.Settings, log *slog.Logger, r *stats.Registry) (*certs.Server, error) {
 	if !s.GRPC.UseTLS && !s.Debug.TLS {
-		return nil, nil //nolint:nilnil // plain text
+		return nil, nil //nolint:nilnil // without TLS
 	}
 	attempts, failures := r.Counter(stats.CertsLoadAttempts), r.Counter(stats.CertsLoadFailures)
 	c := certs.Config{
@@ -46,7 +46,7 @@ func newCerts(s *settings.Settings, log *slog.Logger, r *stats.Registry) (*certs
 	return v, nil
 }
 
-// serverTLS returns the TLS configuration of the gRPC listener; nil means plain text.
+// serverTLS returns the TLS configuration of the gRPC listener; nil without TLS.
 func (v *Server) serverTLS() *tls.Config {
 	if !v.settings.GRPC.UseTLS {
 		return nil
@@ -54,7 +54,7 @@ func (v *Server) serverTLS() *tls.Config {
 	return v.certs.TLS()
 }
 
-// debugServer serves the debug listener, with TLS if DEBUG_TLS says so.
+// debugServer returns the server of the debug listener, with TLS if DEBUG_TLS is true.
 func (v *Server) debugServer() *web.Server {
 	s := web.NewServer("debug", v.listeners.debug, web.DebugHandler(v.debugPages()), v.log, web.Limits{Write: 90 * time.Second})
 	if !v.settings.Debug.TLS {

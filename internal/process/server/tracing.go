@@ -10,10 +10,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/tracing"
 )
 
-// newTracing returns the tracer, or nil if TRACING_ENABLED is off.
+// newTracing returns the tracer, or nil if TRACING_ENABLED is false.
 func newTracing(ctx context.Context, s *settings.Settings, log *slog.Logger) (*tracing.Tracer, error) {
 	if !s.Tracing.On {
-		return nil, nil //nolint:nilnil // there is none
+		return nil, nil //nolint:nilnil // tracing is off
 	}
 	t, err := tracing.New(ctx, tracing.Config{
 		Service:   s.Tracing.Service,

@@ -10,13 +10,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 )
 
-// If tracing is off, there are no wrappers between the parts, so it costs nothing.
+// TestNoTracingIsNothing: without tracing there are no wrappers, so it costs nothing.
 func TestNoTracingIsNothing(t *testing.T) {
 	t.Parallel()
 	var s settings.Settings
 	tracer, err := newTracing(t.Context(), &s, slog.New(slog.DiscardHandler))
 	if tracer != nil || err != nil {
-		t.Fatalf("%v, %v; want nothing", tracer, err)
+		t.Fatalf("%v, %v; want nil", tracer, err)
 	}
 	store := memory.New(memory.Config{})
 	if got := tracer.Backend(store, tracing.Store{}); got != backend.Backend(store) {

@@ -15,11 +15,12 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/stats"
 )
 
-// Envoy lets requests pass when it cannot ask. So a server that is wired wrongly looks from outside as if no limit was exceeded, and
-// the log is where that can be seen: once a minute for each mistake, and once for each of 100 domains without rules.
+// wiringEvery is the interval between log lines about the same misconfigured client. Envoy admits requests when it cannot reach
+// the server, so a misconfiguration looks as if no limit were exceeded, and only the log shows it. Domains without rules are
+// logged once each, up to 100.
 const wiringEvery = time.Minute
 
-// What is right for clients of the gRPC port. Each is also the subject of its log lines.
+// Advice for misconfigured clients of the gRPC port. Each is also a key of the log throttle.
 const (
 	wantHTTP2   = "the Envoy cluster lacks http2_protocol_options; HTTP probes belong on the HTTP port (PORT)"
 	wantPlain   = "remove transport_socket from the Envoy cluster, or set GRPC_SERVER_USE_TLS=true"
@@ -32,7 +33,7 @@ const (
 	wantSettings    = "compare the Envoy cluster's transport_socket with GRPC_SERVER_TLS_* and GRPC_CLIENT_TLS_*"
 )
 
-// grpcBegan logs what speaks another protocol than the gRPC port does.
+// grpcBegan logs clients that speak a different protocol on the gRPC port.
 func (v *Server) grpcBegan(peer net.Addr, p netlimit.Protocol) {
 	switch p {
 	case netlimit.HTTP1:
@@ -43,21 +44,21 @@ func (v *Server) grpcBegan(peer net.Addr, p netlimit.Protocol) {
 	}
 }
 
-// httpBegan logs gRPC that comes to the HTTP port.
+// httpBegan logs gRPC clients of the HTTP port.
 func (v *Server) httpBegan(peer net.Addr, p netlimit.Protocol) {
 	if p == netlimit.HTTP2 {
 		v.miswired("HTTP/2, as in gRPC, arrived at the HTTP port, which speaks HTTP/1", wantGRPC, peer)
 	}
 }
 
-// miswired logs what clients do instead of what is wanted.
+// miswired logs a client's mistake and the fix.
 func (v *Server) miswired(what, want string, peer net.Addr, facts ...any) {
 	lines := v.miswirings.Through(v.log, what+want)
-	lines.With("peer", peer.String(), "want", want).Warn(what, facts...) //nolint:sloglint // each caller's is constant
+	lines.With("peer", peer.String(), "want", want).Warn(what, facts...) //nolint:sloglint // constant in each caller
 }
 
-// handshakeFailed counts clients of the gRPC port that could not connect, and logs those that sent something: a probe that opens a
-// connection and closes it does not.
+// handshakeFailed returns a function that counts failed TLS handshakes on the gRPC port, and logs those of clients that sent
+// data. A probe that only opens and closes a connection sends none.
 func (v *Server) handshakeFailed() func(peer net.Addr, err error) {
 	failed := v.registry.Counter(stats.TLSHandshakeErrorsTotal)
 	return func(peer net.Addr, err error) {
@@ -70,7 +71,7 @@ func (v *Server) handshakeFailed() func(peer net.Addr, err error) {
 	}
 }
 
-// handshakeWant says what would be right, by why a handshake failed, in the words of crypto/tls.
+// handshakeWant returns advice for a failed handshake, by its crypto/tls error text.
 func handshakeWant(reason string, s *settings.Settings) string {
 	has := func(part string) bool { return strings.Contains(reason, part) }
 	switch {
@@ -89,13 +90,13 @@ func handshakeWant(reason string, s *settings.Settings) string {
 	}
 }
 
-// unknownDomain logs the first request for a domain that has no rules. The limiter knows a hundred such domains.
+// unknownDomain logs the first request for a domain without rules. The limiter reports at most 100 such domains.
 func (v *Server) unknownDomain(name string) {
 	v.log.Warn("a request asks for a domain without rules, so no limit applies: compare domain in Envoy's filter with the rules",
 		slog.String("domain", rls.Short(name)), slog.String("rules", v.limiter.Rules().Unknown(name)))
 }
 
-// missingKey logs a key that no rule has.
+// missingKey logs a key of a request that no rule has.
 func (v *Server) missingKey(domain, key, why string) {
 	v.log.Info("no rule has a key that a request sends: compare Envoy's rate_limits with the rules",
 		slog.String("domain", rls.Short(domain)), slog.String("key", plain.Quoted([]byte(plain.Shorten(key)))), slog.String("why", why))
