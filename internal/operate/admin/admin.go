@@ -1,12 +1,12 @@
-// Package admin serves the admin API, whose messages are generated from proto/ratelimitd/admin/v1, over gRPC, as JSON over HTTP, and to
-// the console in this process.
+// Package admin implements the admin API over gRPC, as JSON over HTTP, and for the console in this process. Its messages are
+// generated from proto/ratelimitd/admin/v1.
 //
-// Each call passes through admit, whatever it came by: an [access.Policy] decides who the caller is and whether they may look or change
-// something, and the domains of the caller's token which domain the call may be about. Methods that list ask [access.Who.Sees] what to leave
-// out, and [Entries] hides values of end users. Calls wait for their turn, so that no caller slows down decisions or other callers. A call
-// that changes something stands in the audit, and one that is made again with its x-request-id gets its first answer.
+// Every call passes through admit. There an [access.Policy] identifies the caller and checks whether it may read or change state,
+// and the domains of its token limit the domains of the call. Methods that list entries filter them by [access.Who.Sees], and
+// [Entries] hides values of end users. Calls wait for their turn, so that no caller slows down decisions or other callers. Each
+// change is recorded in the audit log. A change that is repeated with its x-request-id returns its first answer.
 //
-// The methods ask the limiter, which does what it does for requests, and the [Process]; nothing here knows about backends.
+// The methods use the limiter, which treats them like requests, and the [Process]. They do not depend on backends.
 //
 // This package is optional: the core works without it.
 package admin
@@ -30,29 +30,29 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// Config says who may use the admin API. The zero value lets callers on the same machine read, and no one change anything.
+// Config configures a Service. The zero value lets callers on this machine read, and permits no changes.
 type Config struct {
-	// Access says who may call, and who may reset counters. New logs a TokenFile that cannot be used.
+	// Access decides who may read and who may change state. New logs a TokenFile that cannot be used.
 	Access access.Policy
-	// Controls are what Block, Allow, Limit and Lift change; nil stands for controls that nothing obeys.
+	// Controls are changed by Block, Allow, Limit, and Lift; nil means controls without effect.
 	Controls *controls.Controls
-	// Acts are what Audit lists; nil stands for a list of this service alone.
+	// Acts is the log that Audit lists; nil means a log of this service only.
 	Acts *audit.Log
-	// Tenants are what SetTenant and the like change; nil stands for a table that cannot be changed.
+	// Tenants is changed by SetTenant, UnsetTenant, and ImportTenants; nil means a read-only table.
 	Tenants *tenants.Tenants
-	// Alone is why the counters are those of this process alone; empty if replicas share them.
+	// Alone explains why replicas do not share counters; empty if they do.
 	Alone string
-	// Log gets what Access logs, and Audit each change; nil discards.
+	// Log receives messages of Access, and Audit each change; nil discards.
 	Log, Audit *slog.Logger
-	// Changed is called for each call that changed something, or failed; nil does nothing.
+	// Changed is called after each call that made a change or failed; nil means no callback.
 	Changed func(method string, done bool)
-	// Observer answers Top and Watch. It is required.
+	// Observer serves Top and Watch. Required.
 	Observer *observe.Observer
-	// Process answers Status, ReloadRules and Drain. It is required.
+	// Process serves Status, ReloadRules, and Drain. Required.
 	Process Process
 }
 
-// Service is the admin API of one limiter. It is safe for concurrent use.
+// Service implements the admin API for one limiter. It is safe for concurrent use.
 type Service struct {
 	limiter  *limiter.Limiter
 	controls *controls.Controls
@@ -82,8 +82,7 @@ func New(l *limiter.Limiter, c Config) *Service {
 	}
 }
 
-// Register registers the service on a server. If the API is off it must not be registered; callers then get
-// UNIMPLEMENTED.
+// Register registers the service on a server. Callers of an unregistered service get UNIMPLEMENTED.
 func (s *Service) Register(r grpc.ServiceRegistrar) {
 	desc := adminv1.AdminService_ServiceDesc
 	desc.Methods = slices.Clone(desc.Methods)
@@ -95,7 +94,7 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 	r.RegisterService(&desc, methods{Service: s})
 }
 
-// within is guard as what an interceptor of a server is around; nil is none.
+// within returns guard wrapped in the server's interceptor outer, which may be nil.
 func (s *Service) within(outer grpc.UnaryServerInterceptor) grpc.UnaryServerInterceptor {
 	if outer == nil {
 		return s.guard
@@ -105,15 +104,15 @@ func (s *Service) within(outer grpc.UnaryServerInterceptor) grpc.UnaryServerInte
 	}
 }
 
-// methods are those of the API, for callers whom guard has let in. Watch, which answers with a stream, has to guard itself.
+// methods holds the unary methods, which run after guard, and Watch, a stream, which calls admit itself.
 type methods struct {
 	adminv1.UnimplementedAdminServiceServer
 	*Service
 }
 
-// guard answers q with f if its caller may make the call, and turns errors into statuses.
-func (s *Service) guard(ctx context.Context, q any, _ *grpc.UnaryServerInfo, f grpc.UnaryHandler) (any, error) { //nolint:ireturn // as grpc has it
-	m := q.(proto.Message) // as all are
+// guard checks whether the caller may make the call q, answers it with f, and converts errors to statuses.
+func (s *Service) guard(ctx context.Context, q any, _ *grpc.UnaryServerInfo, f grpc.UnaryHandler) (any, error) { //nolint:ireturn // signature of grpc
+	m := q.(proto.Message) // all requests are proto messages
 	ctx, who, err := s.admit(ctx, m)
 	var end func()
 	if err == nil {
@@ -132,7 +131,7 @@ func (s *Service) guard(ctx context.Context, q any, _ *grpc.UnaryServerInfo, f g
 	return answered(ctx, a, err)
 }
 
-// changes reports whether a call of q changes something, as a call of a method that is not known here does.
+// changes reports whether a call of q may change state. It is true for unknown methods.
 func changes(q proto.Message) bool {
 	switch q.(type) {
 	case *adminv1.ListRulesRequest, *adminv1.ExplainRequest, *adminv1.PeekRequest, *adminv1.ListControlsRequest, *adminv1.AuditRequest,
@@ -142,8 +141,8 @@ func changes(q proto.Message) bool {
 	return true
 }
 
-// admit decides whether the caller of ctx may make the call q, and says in the context that it returns who that is. With an error who
-// may be known all the same.
+// admit checks whether the caller of ctx may make the call q. It returns the caller, also in the context. With an error, the
+// caller may still be known.
 func (s *Service) admit(ctx context.Context, q proto.Message) (context.Context, *access.Who, error) {
 	who, err := s.allow(ctx, changes(q))
 	who.Mask = s.mask
@@ -153,7 +152,7 @@ func (s *Service) admit(ctx context.Context, q proto.Message) (context.Context, 
 	return context.WithValue(ctx, whoKey{}, &who), &who, err
 }
 
-// allow returns who calls a method, or the error for one who may not.
+// allow identifies the caller and checks its permission to read or change state.
 func (s *Service) allow(ctx context.Context, change bool) (access.Who, error) {
 	if denied, ok := ctx.Value(deniedKey{}).(*deniedError); ok {
 		return denied.who, denied.err
@@ -161,7 +160,7 @@ func (s *Service) allow(ctx context.Context, change bool) (access.Who, error) {
 	return s.policy.AllowCall(ctx, change)
 }
 
-// pageSize returns how long a page may be for a caller who asks for so much, where 0 stands for usual.
+// pageSize returns the page size for a caller that asks for asked; 0 means usual. The size is at most most.
 func pageSize(asked int32, usual, most int) (int, error) {
 	if asked < 0 {
 		return 0, invalidf("page_size is %d: want 1 to %d, or 0 for %d", asked, most, usual)

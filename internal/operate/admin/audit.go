@@ -21,7 +21,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// describe fills in what q asks for, also if it makes no sense.
+// describe fills in the subject of q, even if q is invalid.
 func describe(a *audit.Act, q proto.Message) {
 	if d, ok := q.(interface{ GetDomain() string }); ok {
 		a.Domain = cut(d.GetDomain())
@@ -56,7 +56,7 @@ func describe(a *audit.Act, q proto.Message) {
 			words = append(words, "with force")
 		}
 	case *adminv1.SetTenantRequest:
-		e, _ := entryOf(q.GetTenant()) // the call says what is wrong
+		e, _ := entryOf(q.GetTenant()) // the method reports the error
 		words = []string{"set tenant to", valid(string(cut(e.String())))}
 	case *adminv1.UnsetTenantRequest:
 		words[0] = "unset tenant"
@@ -81,7 +81,7 @@ func describe(a *audit.Act, q proto.Message) {
 	a.What = strings.Join(words, " ")
 }
 
-// spanText says how long d is, whether or not it fits into a [time.Duration].
+// spanText formats d, even if it does not fit into a [time.Duration].
 func spanText(d *durationpb.Duration) string {
 	if t := d.AsDuration(); t != math.MaxInt64 && t != math.MinInt64 {
 		return t.String()
@@ -89,7 +89,7 @@ func spanText(d *durationpb.Duration) string {
 	return fmt.Sprintf("%d seconds", d.GetSeconds())
 }
 
-// describeControl fills in what a control is about.
+// describeControl fills in the domain and the entries of a control.
 func describeControl(a *audit.Act, c *override.Control) {
 	a.Domain = []byte(c.Domain)
 	for _, e := range c.Entries {
@@ -97,13 +97,13 @@ func describeControl(a *audit.Act, c *override.Control) {
 	}
 }
 
-// maxTold is how many bytes of a text of a request are described. What is kept of them is less.
+// maxTold is the number of bytes of a request's text that describe copies. The audit log keeps fewer.
 const maxTold = 256
 
-// cut returns the first bytes of a text.
+// cut returns the first maxTold bytes of a text.
 func cut(text string) []byte { return []byte(text[:min(len(text), maxTold)]) }
 
-// inForce says what a control puts in force, without values of end users.
+// inForce describes a control without its values, which are data of end users.
 func inForce(c *override.Control) string {
 	if c == nil {
 		return ""
@@ -115,7 +115,7 @@ func inForce(c *override.Control) string {
 	return fmt.Sprintf("%s until %s", text, c.Until.UTC().Format(time.RFC3339))
 }
 
-// left says what a counter has left. It does not name the counter, whose name may have values of end users in it.
+// left describes the state of a counter by its rule. It omits the counter's name, which may contain values of end users.
 func left(c *limiter.Counter) string {
 	if c.Decision.Penalty > 0 {
 		return c.Rule.Path + ": a penalty runs"
@@ -126,7 +126,7 @@ func left(c *limiter.Counter) string {
 	return fmt.Sprintf("%s: %d left", c.Rule.Path, c.Decision.Left)
 }
 
-// Audit lists what was changed.
+// Audit lists changes.
 func (s methods) Audit(ctx context.Context, q *adminv1.AuditRequest) (*adminv1.AuditResponse, error) {
 	size, err := pageSize(q.GetPageSize(), usualControls, mostControls)
 	if err != nil {

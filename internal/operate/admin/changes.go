@@ -21,27 +21,27 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/controls"
 )
 
-// requestID is the metadata by which a caller names a call, so that it can make it again without changing anything twice.
+// requestID is the metadata key with the ID of a call. A caller repeats a call with the same ID to avoid a second change.
 const requestID = "x-request-id"
 
-// mayBeDone is the code for a call that may have been carried out, and that would change more if it was made again.
+// mayBeDone is the code for a call that may have taken effect and must not be repeated.
 const mayBeDone = codes.Unknown
 
-// Bounds of the calls of one caller that are remembered, so that none pushes out those of others.
+// Bounds of the calls remembered per caller, so that no caller displaces the calls of others.
 const (
 	rememberFor    = 10 * time.Minute
 	mostRemembered = 1000
-	mostBytes      = 4 << 20 // of their answers
+	mostBytes      = 4 << 20 // total of the answers
 	maxRequestID   = 128     // bytes
 )
 
-// whoKey is the key of a context for [access.Who], and actKey for *[audit.Act].
+// whoKey is the context key of [access.Who], and actKey that of *[audit.Act].
 type (
 	whoKey struct{}
 	actKey struct{}
 )
 
-// whoOf returns who made the call of ctx, which was let in.
+// whoOf returns the admitted caller of ctx.
 func whoOf(ctx context.Context) *access.Who {
 	if who, ok := ctx.Value(whoKey{}).(*access.Who); ok {
 		return who
@@ -49,7 +49,7 @@ func whoOf(ctx context.Context) *access.Who {
 	return &access.Who{Masked: true, Domains: []string{}}
 }
 
-// actOf returns what is to be reported about the call of ctx, which changes something; methods fill it in.
+// actOf returns the audit record for the change in ctx. Methods fill it in.
 func actOf(ctx context.Context) *audit.Act {
 	if a, ok := ctx.Value(actKey{}).(*audit.Act); ok {
 		return a
@@ -57,8 +57,8 @@ func actOf(ctx context.Context) *audit.Act {
 	return new(audit.Act)
 }
 
-// callers are those of the calls that change something, over all listeners.
-type callers struct{ all sync.Map } // name → *calls
+// callers holds the remembered calls of all callers and listeners.
+type callers struct{ all sync.Map } // caller name → *calls
 
 // of returns the calls of a caller.
 func (c *callers) of(caller string) *calls {
@@ -66,27 +66,27 @@ func (c *callers) of(caller string) *calls {
 	return all.(*calls)
 }
 
-// calls are those of one caller that are remembered.
+// calls holds the remembered calls of one caller.
 type calls struct {
 	mu    sync.Mutex
 	known map[string]*call // by ID
-	order []*call          // as they came, also those that were forgotten
-	bytes int              // of their answers
+	order []*call          // by age, including forgotten ones
+	bytes int              // total size of the answers
 }
 
-// call is one that was made, or is being made.
+// call is a finished or running call.
 type call struct {
 	id     string
 	at     time.Time
-	hash   [sha256.Size]byte // of the request
+	hash   [sha256.Size]byte // hash of the request
 	done   chan struct{}     // closed once there is an answer or an error
-	size   int               // of the answer, in bytes
+	size   int               // size of the answer in bytes
 	answer any
 	err    error
 }
 
-// begin returns the call with an ID, and whether it is a new one, which finish has to be called for. There is an error if the ID
-// was used for another request.
+// begin returns the call with this ID, and whether it is new. A new one requires a call of finish. begin returns an error if the
+// ID belongs to a different request.
 func (c *calls) begin(id string, hash [sha256.Size]byte) (of *call, isNew bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -107,7 +107,7 @@ func (c *calls) begin(id string, hash [sha256.Size]byte) (of *call, isNew bool, 
 	return of, true, nil
 }
 
-// forget forgets a call, unless that was done. c.mu is held.
+// forget removes a call if it is still present. c.mu must be held.
 func (c *calls) forget(of *call) {
 	if c.known[of.id] == of {
 		delete(c.known, of.id)
@@ -115,8 +115,8 @@ func (c *calls) forget(of *call) {
 	}
 }
 
-// finish gives those who wait for a call its answer. One that failed is forgotten, so that it can be made again, unless it may have been
-// done.
+// finish sets the result of a call and wakes its waiters. It forgets a failed call, so that the caller can repeat it, unless the
+// call may have taken effect.
 func (c *calls) finish(of *call, answer any, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -131,14 +131,14 @@ func (c *calls) finish(of *call, answer any, err error) {
 	close(of.done)
 }
 
-// dry reports whether q asks only what would be done.
+// dry reports whether q is a dry run.
 func dry(q any) bool {
 	d, ok := q.(interface{ GetDryRun() bool })
 	return ok && d.GetDryRun()
 }
 
-// change answers q, which changes something, with f, unless it was denied, and reports it. The same call made again gets the same answer.
-func (s *Service) change(ctx context.Context, q proto.Message, f grpc.UnaryHandler, denied error) (any, error) { //nolint:ireturn // as grpc has it
+// change answers the change q with f, unless it was denied, and records it. A repeated call returns the first answer.
+func (s *Service) change(ctx context.Context, q proto.Message, f grpc.UnaryHandler, denied error) (any, error) { //nolint:ireturn // signature of grpc
 	who := whoOf(ctx)
 	id, given, invalid := idOf(ctx)
 	if invalid = cmp.Or(invalid, checkReason(q)); denied == nil && invalid != nil {
@@ -150,7 +150,7 @@ func (s *Service) change(ctx context.Context, q proto.Message, f grpc.UnaryHandl
 	}
 	a := &audit.Act{Method: methodOf(q), RequestID: id, By: who.Name, From: who.From}
 	describe(a, q)
-	_ = grpc.SetHeader(ctx, metadata.Pairs(requestID, id)) // which fails only where there is no call, in tests
+	_ = grpc.SetHeader(ctx, metadata.Pairs(requestID, id)) // fails only in tests without a call
 	ctx = context.WithValue(ctx, actKey{}, a)
 	if dry(q) {
 		answer, err := f(ctx, q)
@@ -173,7 +173,7 @@ func (s *Service) change(ctx context.Context, q proto.Message, f grpc.UnaryHandl
 	return again(ctx, s.calls.of(who.Name), id, q, once)
 }
 
-// doneElsewhere returns an error if the call that a is about has been carried out by another replica, or before this process began.
+// doneElsewhere returns an error if another replica, or an earlier process, has already executed the call of a.
 func (s *Service) doneElsewhere(ctx context.Context, a *audit.Act) error {
 	all, _ := s.config.Acts.Acts(ctx)
 	for i := range all {
@@ -185,8 +185,8 @@ func (s *Service) doneElsewhere(ctx context.Context, a *audit.Act) error {
 	return nil
 }
 
-// again makes a call unless it has been made.
-func again(ctx context.Context, c *calls, id string, q proto.Message, once func() (any, error)) (answer any, err error) { //nolint:ireturn // likewise
+// again runs once for a new call, or waits for the answer of the first call with this ID.
+func again(ctx context.Context, c *calls, id string, q proto.Message, once func() (any, error)) (answer any, err error) { //nolint:ireturn // signature of grpc
 	text, err := proto.MarshalOptions{Deterministic: true}.Marshal(q)
 	if err != nil {
 		return answer, status.Error(codes.InvalidArgument, "the request cannot be read again: "+err.Error())
@@ -196,7 +196,7 @@ func again(ctx context.Context, c *calls, id string, q proto.Message, once func(
 		return answer, statusOf(ctx, err)
 	}
 	if isNew {
-		err = status.Error(codes.Internal, "the call ended without an answer") // in a panic
+		err = status.Error(codes.Internal, "the call ended without an answer") // after a panic
 		defer func() { c.finish(of, answer, err) }()
 		answer, err = once()
 		return answer, err
@@ -209,8 +209,8 @@ func again(ctx context.Context, c *calls, id string, q proto.Message, once func(
 	}
 }
 
-// answered turns errors into statuses.
-func answered(ctx context.Context, answer any, err error) (any, error) { //nolint:ireturn // likewise
+// answered converts err to a status.
+func answered(ctx context.Context, answer any, err error) (any, error) { //nolint:ireturn // signature of grpc
 	if err == nil {
 		return answer, nil
 	}
@@ -220,7 +220,7 @@ func answered(ctx context.Context, answer any, err error) (any, error) { //nolin
 	return nil, statusOf(ctx, err)
 }
 
-// idOf returns the ID of a call, and whether the caller has given it.
+// idOf returns the ID of a call, and whether the caller sent it.
 func idOf(ctx context.Context) (id string, given bool, err error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	switch ids := md.Get(requestID); {
@@ -235,7 +235,7 @@ func idOf(ctx context.Context) (id string, given bool, err error) {
 	}
 }
 
-// checkReason returns an error if the reason that q gives for a change is too long.
+// checkReason returns an error if the reason in q is too long.
 func checkReason(q proto.Message) error {
 	if r, ok := q.(interface{ GetReason() string }); ok && len(r.GetReason()) > controls.MaxReason {
 		return invalidf("the reason has %d bytes: it may have at most %d", len(r.GetReason()), controls.MaxReason)
@@ -243,12 +243,12 @@ func checkReason(q proto.Message) error {
 	return nil
 }
 
-// methodOf returns the name of the method that takes q.
+// methodOf returns the name of the method with request q.
 func methodOf(q proto.Message) string {
 	return strings.TrimSuffix(string(q.ProtoReflect().Descriptor().Name()), "Request")
 }
 
-// failed counts a call that changed nothing, and logs it, once a minute for each caller.
+// failed counts a call that changed nothing. It logs one line per minute and caller.
 func (s *Service) failed(ctx context.Context, who *access.Who, method string, err error) {
 	code := status.Code(err).String()
 	s.config.Changed(method, false)
@@ -258,10 +258,10 @@ func (s *Service) failed(ctx context.Context, who *access.Who, method string, er
 	}
 }
 
-// tell has a change kept and logged. One with an error changed nothing, unless its code says that it may have.
+// tell records and logs a change. A failed call counts as a change if its code means that it may have taken effect.
 func (s *Service) tell(ctx context.Context, who *access.Who, a *audit.Act, err error) {
 	if err != nil {
-		switch code := status.Code(err); code { //nolint:exhaustive // all others say that nothing was changed
+		switch code := status.Code(err); code { //nolint:exhaustive // all other codes mean no change
 		case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Internal, codes.Unknown:
 			a.Failed, a.Why, a.Before, a.After = code.String(), status.Convert(err).Message(), "", ""
 		default:
@@ -271,7 +271,7 @@ func (s *Service) tell(ctx context.Context, who *access.Who, a *audit.Act, err e
 	}
 	s.config.Acts.Add(ctx, a)
 	s.config.Changed(a.Method, err == nil)
-	keys := make([]string, 0, len(a.Entries)) // not the values, which are data of end users
+	keys := make([]string, 0, len(a.Entries)) // without values, which are data of end users
 	for _, e := range a.Entries {
 		keys = append(keys, valid(string(e[0])))
 	}

@@ -22,12 +22,12 @@ import (
 
 // Bounds of lists of controls.
 const (
-	usualControls = 100 // in a page
+	usualControls = 100 // per page
 	mostControls  = 500
 	mostLifted    = 100
 )
 
-// putRequest is what Block, Allow and Limit are asked.
+// putRequest is a request of Block, Allow, or Limit.
 type putRequest interface {
 	GetDomain() string
 	GetEntries() []*adminv1.Entry
@@ -36,7 +36,7 @@ type putRequest interface {
 	GetReason() string
 }
 
-// Block denies what a descriptor matches for a while.
+// Block denies the requests that a descriptor matches, for a time.
 func (s methods) Block(ctx context.Context, q *adminv1.BlockRequest) (*adminv1.BlockResponse, error) {
 	p, err := s.put(ctx, q, &override.Control{Kind: override.Block})
 	if err != nil {
@@ -45,7 +45,7 @@ func (s methods) Block(ctx context.Context, q *adminv1.BlockRequest) (*adminv1.B
 	return &adminv1.BlockResponse{Control: p.GetControl(), Replaced: p.GetReplaced(), Reach: p.GetReach(), Notes: p.GetNotes()}, nil
 }
 
-// Allow has what a descriptor matches pass for a while.
+// Allow admits the requests that a descriptor matches, for a time.
 func (s methods) Allow(ctx context.Context, q *adminv1.AllowRequest) (*adminv1.AllowResponse, error) {
 	p, err := s.put(ctx, q, &override.Control{Kind: override.Allow})
 	if err != nil {
@@ -54,7 +54,7 @@ func (s methods) Allow(ctx context.Context, q *adminv1.AllowRequest) (*adminv1.A
 	return &adminv1.AllowResponse{Control: p.GetControl(), Replaced: p.GetReplaced(), Reach: p.GetReach(), Notes: p.GetNotes()}, nil
 }
 
-// Limit puts another number in force for a while.
+// Limit replaces the limit of a descriptor for a time.
 func (s methods) Limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.LimitResponse, error) {
 	o := q.GetTo()
 	if o == nil {
@@ -88,7 +88,7 @@ func (s methods) Limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.L
 	return p, nil
 }
 
-// put puts c in force, as q asks for. Block and Allow answer as Limit does, without a rule.
+// put puts c in force as q asks. Its answer is that of Limit, without the rule.
 func (s *Service) put(ctx context.Context, q putRequest, c *override.Control) (*adminv1.LimitResponse, error) {
 	span := q.GetFor()
 	if span == nil {
@@ -97,7 +97,7 @@ func (s *Service) put(ctx context.Context, q putRequest, c *override.Control) (*
 	if err := span.CheckValid(); err != nil {
 		return nil, invalidf("for is not a valid duration: it must be from 1s to 30 days (720h)")
 	}
-	if span.AsDuration() == math.MaxInt64 { // it has more seconds than that can tell
+	if span.AsDuration() == math.MaxInt64 { // the span does not fit into a time.Duration
 		return nil, invalidf("for is %d seconds: it must be from 1s to 30 days (720h)", span.GetSeconds())
 	}
 	who := whoOf(ctx)
@@ -117,7 +117,7 @@ func (s *Service) put(ctx context.Context, q putRequest, c *override.Control) (*
 	}, nil
 }
 
-// notes says what may not be as it was meant.
+// notes warns about controls without effect and about likely mistakes.
 func (s *Service) notes(ctx context.Context, c *override.Control, entries []descriptors.Entry) (notes []string) {
 	text, limited, below := s.limiter.Outcome(c.Domain, entries)
 	if whoOf(ctx).Limited() && !s.limiter.HasDomain(c.Domain) {
@@ -142,7 +142,7 @@ func (s *Service) notes(ctx context.Context, c *override.Control, entries []desc
 	return notes
 }
 
-// Lift ends controls before their time.
+// Lift ends controls early.
 func (s methods) Lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.LiftResponse, error) {
 	ids := q.GetIds()
 	switch {
@@ -172,7 +172,7 @@ func (s methods) Lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.Lif
 		before = append(before, inForce(c))
 	}
 	actOf(ctx).Before = strings.Join(before, "; ")
-	if c := lifted[0]; len(lifted) == 1 { // then it is known what it is about
+	if c := lifted[0]; len(lifted) == 1 { // a single control has one subject
 		describeControl(actOf(ctx), c)
 	} else if !slices.ContainsFunc(lifted, func(o *override.Control) bool { return o.Domain != c.Domain }) {
 		actOf(ctx).Domain = []byte(c.Domain)
@@ -180,7 +180,7 @@ func (s methods) Lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.Lif
 	return a, nil
 }
 
-// ListControls lists the controls in force.
+// ListControls lists the active controls.
 func (s methods) ListControls(ctx context.Context, q *adminv1.ListControlsRequest) (*adminv1.ListControlsResponse, error) {
 	size, err := pageSize(q.GetPageSize(), usualControls, mostControls)
 	if err != nil {
@@ -231,7 +231,7 @@ func (s methods) Grant(ctx context.Context, q *adminv1.GrantRequest) (*adminv1.G
 	return m, nil
 }
 
-// controlMessage converts c, as who may see it; nil becomes nil.
+// controlMessage converts c as visible to who; nil becomes nil.
 func controlMessage(c *override.Control, who *access.Who) *adminv1.Control {
 	if c == nil {
 		return nil

@@ -44,15 +44,15 @@ func entriesOf(es []*adminv1.Entry) []descriptors.Entry {
 	return out
 }
 
-// unitOf returns u, or [descriptors.UnitUnknown] for a number that is not a unit.
+// unitOf converts u. Unknown numbers become [descriptors.UnitUnknown].
 func unitOf(u adminv1.Unit) descriptors.Unit {
 	if u < 0 || u > adminv1.Unit_UNIT_FOREVER {
 		return descriptors.UnitUnknown
 	}
-	return descriptors.Unit(u) // both are numbered as in Envoy's API
+	return descriptors.Unit(u) // both use the numbers of Envoy's API
 }
 
-// explanationMessage converts x for the wire.
+// explanationMessage converts x as visible to who.
 func explanationMessage(x *limiter.Explained, who *access.Who) *adminv1.Explanation {
 	m := &adminv1.Explanation{
 		Rule:           rulemessage.Of(x.Rule),
@@ -77,7 +77,7 @@ func explanationMessage(x *limiter.Explained, who *access.Who) *adminv1.Explanat
 	if x.Counter != "" {
 		m.Counter = counterMessage(x.Counter, &x.Effective.Limits, &x.Decision)
 		m.Counter.Rejects = x.Exceeded()
-		if x.Effective.Negative { // refunding never has to wait
+		if x.Effective.Negative { // a refund never waits
 			m.Counter.RetryAfter, m.Counter.Wait = nil, nil
 		}
 	}
@@ -87,7 +87,7 @@ func explanationMessage(x *limiter.Explained, who *access.Who) *adminv1.Explanat
 	return m
 }
 
-// counterMessage converts a counter, with the limits in force and its decision, for the wire.
+// counterMessage converts a counter with its limits and decision.
 func counterMessage(name string, limits *descriptors.RateLimits, d *engine.Decision) *adminv1.Counter {
 	m := &adminv1.Counter{
 		Key:        name,

@@ -13,7 +13,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// Explain says what ShouldRateLimit would answer to a request now, and why.
+// Explain returns the answer that ShouldRateLimit would give now, with the reasons.
 func (s methods) Explain(ctx context.Context, q *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
 	r := &limiter.Request{Domain: []byte(q.GetDomain()), Hits: q.GetHitsAddend()}
 	for _, d := range q.GetDescriptors() {
@@ -34,7 +34,7 @@ func (s methods) Explain(ctx context.Context, q *adminv1.ExplainRequest) (*admin
 	return a, nil
 }
 
-// divided returns how the limit of a descriptor is divided among clients that decide by themselves, or nil if it is not.
+// divided returns how RLQS divides the limit of a descriptor among clients; nil if it does not.
 func (s *Service) divided(ctx context.Context, domain string, entries []descriptors.Entry) *adminv1.DividedLimit {
 	same := func(one, other descriptors.Entry) bool {
 		return bytes.Equal(one.Key, other.Key) && bytes.Equal(one.Value, other.Value)
@@ -62,14 +62,14 @@ func (s methods) Peek(ctx context.Context, q *adminv1.PeekRequest) (*adminv1.Pee
 	return &adminv1.PeekResponse{Rule: rulemessage.Of(c.Rule), Counter: m}, nil
 }
 
-// Reset forgets what the counter of one descriptor has counted.
+// Reset clears the counter of one descriptor.
 func (s methods) Reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.ResetResponse, error) {
 	if len(q.GetEntries()) == 0 {
 		return nil, errNoEntries
 	}
 	entries, a := entriesOf(q.GetEntries()), actOf(ctx)
 	c, err := s.limiter.Peek(ctx, q.GetDomain(), entries)
-	if err == nil { // else Reset fails too, or the state before is not known
+	if err == nil { // otherwise Reset fails too, or the previous state is unknown
 		a.Before = left(c)
 	}
 	if !q.GetDryRun() {
@@ -87,12 +87,12 @@ func (s methods) Reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.R
 	return &adminv1.ResetResponse{Rule: rulemessage.Of(c.Rule), Counter: counterMessage(c.Name, &c.RateLimits, &c.Decision), Reach: s.counting(ctx)}, nil
 }
 
-// counting returns which replicas count with the counters of this process.
+// counting returns the replicas that share the counters.
 func (s *Service) counting(ctx context.Context) *adminv1.Reach {
 	switch {
 	case s.config.Alone != "":
 		return &adminv1.Reach{Replicas: 1, Alone: s.config.Alone}
-	case s.controls.Alone() != "": // then the replicas are not known
+	case s.controls.Alone() != "": // the replicas are unknown
 		return new(adminv1.Reach)
 	}
 	return s.reach(ctx)

@@ -15,19 +15,19 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// shows reports whether a list shows w what belongs to a domain, where another one, or no one in particular, may be asked for.
+// shows reports whether w may see domain and a list of domain asked includes it; an asked of "" includes all.
 func shows(w *access.Who, domain, asked string) bool {
 	return w.Sees(domain) && (asked == "" || asked == domain)
 }
 
-// about returns an error for a call that is not for who, if who is limited to domains. Methods that list show only what is in these; all
-// others must be about one of them. A method that is not known here is about the whole process, and not for callers who are limited.
+// about returns an error if the token of who does not cover q. For a caller limited to domains, methods that list entries show
+// only those domains. All other methods must name one of them. Unknown methods concern the whole server and are denied.
 func (s *Service) about(who *access.Who, q proto.Message) error {
 	if !who.Limited() {
 		return nil
 	}
 	about, named := q.(interface{ GetDomain() string })
-	counter := false // about rules that there must be
+	counter := false // requires rules in the domain
 	switch q.(type) {
 	case *adminv1.ListRulesRequest, *adminv1.StatusRequest, *adminv1.LiftRequest:
 		return nil
@@ -51,12 +51,12 @@ func (s *Service) about(who *access.Who, q proto.Message) error {
 	return nil
 }
 
-// noRulesOf says that a domain has no rules, to those who may not know which domains have some.
+// noRulesOf returns the message for a domain without rules, for callers that may not list domains.
 func noRulesOf(domain string) string {
 	return fmt.Sprintf("the domain %q has no rules", valid(domain))
 }
 
-// liftable returns an error if w may not know of one of the controls, as if it was not there.
+// liftable returns an error if w may not see one of the controls. It is the error of an unknown control.
 func liftable(w *access.Who, all []*override.Control) error {
 	i := slices.IndexFunc(all, func(c *override.Control) bool { return !w.Sees(c.Domain) })
 	if i < 0 {
@@ -65,7 +65,7 @@ func liftable(w *access.Who, all []*override.Control) error {
 	return fmt.Errorf("%w: %q", controls.ErrUnknown, all[i].ID)
 }
 
-// narrowed takes out of a status what w may not see: what is about rules in other domains, or of the traffic of all of them together.
+// narrowed removes from a status what w may not see: rules of other domains, and totals of all domains.
 func narrowed(w *access.Who, a *adminv1.StatusResponse) {
 	if !w.Limited() {
 		return

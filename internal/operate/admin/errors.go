@@ -13,21 +13,21 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
 )
 
-// codedError is an error of this package, with the code to answer with.
+// codedError is an error with its gRPC code.
 type codedError struct {
 	code codes.Code
 	text string
 }
 
-// Error says what is wrong, and what would be right.
+// Error implements error.
 func (e *codedError) Error() string { return e.text }
 
-// invalidf returns the error of a request that can never be answered, whatever the rules and the counters.
+// invalidf returns an error for a request that is invalid with any rules and counters.
 func invalidf(format string, args ...any) error {
 	return &codedError{codes.InvalidArgument, fmt.Sprintf(format, args...)}
 }
 
-// notFoundf returns the error of a request about something that there is not.
+// notFoundf returns an error for a missing object.
 func notFoundf(format string, args ...any) error {
 	return &codedError{codes.NotFound, fmt.Sprintf(format, args...)}
 }
@@ -38,14 +38,14 @@ var (
 	errRulesChanged  = &codedError{codes.Aborted, "the rules changed since the previous page: start again without page_token"}
 )
 
-// longestMessage is the most bytes of a message: many clients take no more than 8 KiB of trailers, and a byte may take three.
+// longestMessage bounds a message in bytes. Many clients accept at most 8 KiB of trailers, and a byte may be encoded as three.
 const longestMessage = 2000
 
-// statusOf returns the status for err, whose text may have in it what was asked.
+// statusOf returns the status for err. The text of err may quote the request.
 func statusOf(ctx context.Context, err error) error {
 	text := err.Error()
 	if len(text) > longestMessage {
-		const half = longestMessage / 2 // what was asked is in the middle, what would be right at the end
+		const half = longestMessage / 2 // the quoted request is in the middle, the hint at the end
 		text = text[:half] + " … " + text[len(text)-half:]
 	}
 	return status.Error(codeOf(ctx, err), valid(text))
@@ -70,7 +70,7 @@ func codeOf(ctx context.Context, err error) codes.Code {
 		return mayBeDone
 	case ctx.Err() != nil:
 		return status.FromContextError(ctx.Err()).Code()
-	default: // no rules, or the store
+	default: // no rules, or a backend error
 		return codes.Unavailable
 	}
 }

@@ -40,16 +40,16 @@ const (
 	lineFor = 30 * time.Second
 )
 
-// watchPath is the path of Watch, whose answer does not end.
+// watchPath is the path of Watch, whose answer is an endless stream.
 const watchPath = "/admin/v1/watch"
 
-// Handler serves the API as JSON over HTTP, as http.yaml beside the service says, to whom policy lets in. Watch is a stream of
-// lines, each an object with a result or an error. What a caller sent as x-request-id over gRPC is a header here.
+// Handler serves the API as JSON over HTTP to callers that policy admits. The paths are those of http.yaml beside the service.
+// Watch is a stream of lines, each an object with a result or an error. The gRPC metadata x-request-id is a header here.
 func (s *Service) Handler(ctx context.Context, policy access.Policy) (http.Handler, error) {
 	v := s.behind(policy)
 	mux := runtime.NewServeMux(
 		runtime.WithMarshalerOption(runtime.MIMEWildcard, &runtime.JSONPb{MarshalOptions: protojson.MarshalOptions{EmitUnpopulated: true}}),
-		runtime.WithIncomingHeaderMatcher(isRequestID), // and authorization, which is passed on always
+		runtime.WithIncomingHeaderMatcher(isRequestID), // authorization is always forwarded
 		runtime.WithOutgoingHeaderMatcher(isRequestID),
 		runtime.WithOutgoingTrailerMatcher(func(string) (string, bool) { return "", false }),
 		runtime.WithDisableHTTPMethodOverride(),
@@ -62,19 +62,19 @@ func (s *Service) Handler(ctx context.Context, policy access.Policy) (http.Handl
 		return nil, err
 	}
 	watched := func(w http.ResponseWriter, r *http.Request, _ map[string]string) { v.watched(mux, w, r) }
-	if err := mux.HandlePath(http.MethodPost, watchPath, watched); err != nil { // instead of the gateway's handler of the path
+	if err := mux.HandlePath(http.MethodPost, watchPath, watched); err != nil { // replaces the gateway's handler
 		return nil, err
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { v.serveHTTP(mux, w, r) }), nil
 }
 
-// Client returns a client of the API within this process, which lets in whom policy does. What it calls with comes from
+// Client returns a client of the API in this process for callers that policy admits. Their contexts come from
 // [access.Policy.Resume].
-func (s *Service) Client(policy access.Policy) adminv1.AdminServiceClient { //nolint:ireturn // as it is generated
+func (s *Service) Client(policy access.Policy) adminv1.AdminServiceClient { //nolint:ireturn // type of the generated code
 	return adminv1.NewAdminServiceClient(direct{s.behind(policy)})
 }
 
-// behind returns the methods for callers whom policy lets in.
+// behind returns the methods for callers that policy admits.
 func (s *Service) behind(policy access.Policy) methods {
 	policy.Log = s.policy.Log
 	v := *s
@@ -82,15 +82,15 @@ func (s *Service) behind(policy access.Policy) methods {
 	return methods{Service: &v}
 }
 
-// serveHTTP has mux answer r.
+// serveHTTP answers r through mux.
 func (s *Service) serveHTTP(mux *runtime.ServeMux, w http.ResponseWriter, r *http.Request) {
 	ctx := peer.NewContext(r.Context(), access.PeerOf(r))
 	r = r.WithContext(ctx)
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	// Nothing is read of what those send who are not let in.
+	// The body of a denied caller is not read.
 	if who, err := s.allow(gatewayed(ctx, r), false); err != nil {
-		w.Header().Set("Connection", "close") // or net/http would wait for the body before it answers
+		w.Header().Set("Connection", "close") // net/http would otherwise wait for the body
 		r.Body = http.NoBody
 		mux.ServeHTTP(w, r.WithContext(context.WithValue(ctx, deniedKey{}, &deniedError{who, err})))
 		return
@@ -103,21 +103,21 @@ func (s *Service) serveHTTP(mux *runtime.ServeMux, w http.ResponseWriter, r *htt
 	mux.ServeHTTP(w, r)
 }
 
-// deniedKey is the key of a context for a *deniedError.
+// deniedKey is the context key of *deniedError.
 type deniedKey struct{}
 
-// deniedError is the error of a caller who was not let in.
+// deniedError is the error of a denied caller.
 type deniedError struct {
 	who access.Who
 	err error
 }
 
-// gatewayed returns ctx, of a request, as the called side sees it, as far as it says who calls.
+// gatewayed returns ctx with the credentials of r as incoming metadata.
 func gatewayed(ctx context.Context, r *http.Request) context.Context {
 	return metadata.NewIncomingContext(ctx, metadata.MD{"authorization": r.Header.Values("Authorization")})
 }
 
-// readBody reads the body of r, before anything waits for it, and checks what the gateway would not look at.
+// readBody reads the complete body of r, so that nothing waits for it later, and makes checks that the gateway lacks.
 func readBody(w http.ResponseWriter, r *http.Request) error {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	var tooLarge *http.MaxBytesError
@@ -139,7 +139,7 @@ func readBody(w http.ResponseWriter, r *http.Request) error {
 
 var spanField = regexp.MustCompile(`"for"\s*:\s*("[^"\\]+")`)
 
-// inSeconds writes the time in body that a control is to hold for, such as "1d", as protobuf has it: "86400s".
+// inSeconds rewrites the field "for" of a body, such as "1d", as a protobuf duration: "86400s".
 func inSeconds(body []byte) []byte {
 	at := spanField.FindSubmatchIndex(body)
 	if at == nil {
@@ -147,12 +147,12 @@ func inSeconds(body []byte) []byte {
 	}
 	d, err := descriptors.ParseSpan(string(body[at[2]+1 : at[3]-1]))
 	if err != nil {
-		return body // the gateway says what is wrong
+		return body // the gateway reports the error
 	}
 	return slices.Concat(body[:at[2]], strconv.AppendQuote(nil, strconv.FormatFloat(d.Seconds(), 'f', -1, 64)+"s"), body[at[3]:])
 }
 
-// watched answers r, a call of Watch.
+// watched answers a call of Watch.
 func (s *Service) watched(mux *runtime.ServeMux, w http.ResponseWriter, r *http.Request) {
 	in, out := runtime.MarshalerForRequest(mux, r)
 	q := new(adminv1.WatchRequest)
@@ -162,7 +162,7 @@ func (s *Service) watched(mux *runtime.ServeMux, w http.ResponseWriter, r *http.
 	}
 	ctx := gatewayed(r.Context(), r)
 	next, stop := iter.Pull2(func(yield func(proto.Message, error) bool) {
-		err := (methods{Service: s}).Watch(q, &sending{ //nolint:contextcheck // the stream has it
+		err := (methods{Service: s}).Watch(q, &sending{ //nolint:contextcheck // the stream holds the context
 			ctx: ctx,
 			send: func(m *adminv1.WatchResponse) error {
 				if !yield(m, nil) {
@@ -175,7 +175,7 @@ func (s *Service) watched(mux *runtime.ServeMux, w http.ResponseWriter, r *http.
 	})
 	defer stop()
 	control := http.NewResponseController(w)
-	_ = control.SetReadDeadline(time.Time{}) // which would end the request
+	_ = control.SetReadDeadline(time.Time{}) // the deadline would end the request
 	ctx = runtime.NewServerMetadataContext(ctx, runtime.ServerMetadata{})
 	runtime.ForwardResponseStream(ctx, mux, out, &endless{w, control}, r, func() (proto.Message, error) {
 		m, err, _ := next()
@@ -183,7 +183,7 @@ func (s *Service) watched(mux *runtime.ServeMux, w http.ResponseWriter, r *http.
 	})
 }
 
-// strict reads the parameters of a query, all of which have to be fields of the request.
+// strict parses query parameters and rejects those that are not fields of the request.
 type strict struct{ runtime.DefaultQueryParser }
 
 // Parse implements [runtime.QueryParameterParser].
@@ -202,8 +202,8 @@ func (p *strict) Parse(m proto.Message, values url.Values, filter *utilities.Dou
 	return p.DefaultQueryParser.Parse(m, values, filter)
 }
 
-// misrouted answers a request that meets no method.
-func misrouted(ctx context.Context, mux *runtime.ServeMux, m runtime.Marshaler, w http.ResponseWriter, r *http.Request, code int) { //nolint:revive // as the gateway calls it
+// misrouted answers a request that matches no method.
+func misrouted(ctx context.Context, mux *runtime.ServeMux, m runtime.Marshaler, w http.ResponseWriter, r *http.Request, code int) { //nolint:revive // signature of the gateway
 	if code != http.StatusMethodNotAllowed {
 		runtime.DefaultRoutingErrorHandler(ctx, mux, m, w, r, code)
 		return
@@ -218,8 +218,8 @@ func misrouted(ctx context.Context, mux *runtime.ServeMux, m runtime.Marshaler, 
 	failed(ctx, mux, m, w, r, &runtime.HTTPStatusError{HTTPStatus: code, Err: err})
 }
 
-// failed answers with an error, and says what is wanted where that is a token.
-func failed(ctx context.Context, mux *runtime.ServeMux, m runtime.Marshaler, w http.ResponseWriter, r *http.Request, err error) { //nolint:revive // as the gateway calls it
+// failed answers with an error. It asks for a token if the caller sent none.
+func failed(ctx context.Context, mux *runtime.ServeMux, m runtime.Marshaler, w http.ResponseWriter, r *http.Request, err error) { //nolint:revive // signature of the gateway
 	switch s := status.Convert(err); {
 	case s.Code() == codes.Unauthenticated:
 		w = bearerWanted{w}
@@ -229,7 +229,7 @@ func failed(ctx context.Context, mux *runtime.ServeMux, m runtime.Marshaler, w h
 	runtime.DefaultHTTPErrorHandler(ctx, mux, m, w, r, err)
 }
 
-// unreadable says what protobuf says of JSON that is not the request's.
+// unreadable rewrites protobuf's error about an invalid JSON body.
 func unreadable(text string) string {
 	text = "the body is invalid: " + strings.TrimLeft(strings.TrimPrefix(text, "proto:"), " \u00a0")
 	if strings.Contains(text, "google.protobuf.Duration") {
@@ -238,7 +238,7 @@ func unreadable(text string) string {
 	return text
 }
 
-// bearerWanted writes a header of its own where the gateway has put its message in.
+// bearerWanted adds the header WWW-Authenticate to the gateway's answer.
 type bearerWanted struct{ http.ResponseWriter }
 
 // WriteHeader implements [http.ResponseWriter].
@@ -251,7 +251,7 @@ func isRequestID(key string) (string, bool) {
 	return requestID, textproto.CanonicalMIMEHeaderKey(key) == textproto.CanonicalMIMEHeaderKey(requestID)
 }
 
-// endless is an answer that may take any time as a whole, but not for one line.
+// endless is an answer with a deadline for each line, but none in total.
 type endless struct {
 	http.ResponseWriter
 	control *http.ResponseController
@@ -266,7 +266,7 @@ func (w *endless) Write(b []byte) (int, error) {
 // Flush implements [http.Flusher].
 func (w *endless) Flush() { _ = w.control.Flush() }
 
-// direct calls a service of this process.
+// direct is a client connection to the service in this process.
 type direct struct{ service methods }
 
 // Invoke implements [grpc.ClientConnInterface].
@@ -297,12 +297,12 @@ func (d direct) Invoke(ctx context.Context, method string, args, reply any, opts
 	return status.Errorf(codes.Unimplemented, "unknown method %s", method)
 }
 
-// NewStream implements [grpc.ClientConnInterface]: what answers with a stream is not called so.
-func (direct) NewStream(_ context.Context, _ *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) { //nolint:ireturn // as the interface has it
+// NewStream implements [grpc.ClientConnInterface]. Streaming methods are not supported.
+func (direct) NewStream(_ context.Context, _ *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) { //nolint:ireturn // signature of the interface
 	return nil, status.Errorf(codes.Unimplemented, "unknown method %s", method)
 }
 
-// incoming returns ctx as the called side has it.
+// incoming returns ctx with its outgoing metadata as incoming metadata.
 func incoming(ctx context.Context) context.Context {
 	md, _ := metadata.FromOutgoingContext(ctx)
 	return metadata.NewIncomingContext(ctx, md)

@@ -16,21 +16,20 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// MostShown is the most problems, changes, divided limits and their clients, or controls of a rule in an answer.
+// MostShown bounds each list in an answer: problems, changes, divided limits, their clients, and controls of a rule.
 const MostShown = 100
 
-// Process is the process that the API is part of: what Status, ReloadRules and Drain ask. It asks [access.Who] what of rules, problems and
-// descriptors a caller may see.
+// Process is the process that serves the API. Status, ReloadRules, and Drain call it. It filters rules, problems, and descriptors
+// by [access.Who].
 type Process interface {
-	// Status returns how the process is; the API adds what it knows itself, and takes out what concerns all domains together.
+	// Status returns the status of the process. The API completes it, and removes totals of all domains for limited callers.
 	Status(who *access.Who) *adminv1.StatusResponse
-	// Divided returns the limits that are divided among clients that decide by themselves, of those about which want says so.
+	// Divided returns the limits that RLQS divides among clients and that want selects.
 	Divided(who *access.Who, want func(domain string, entries []descriptors.Entry) bool) []*adminv1.DividedLimit
-	// ReloadRules takes the rules again from where they come from, and waits for what comes of it. With dry it only says what would.
-	// It returns an error that wraps [ErrNoPreview] or [ErrNoRulesCame], or that of ctx, if that is not known.
+	// ReloadRules reloads the rules from their source and waits for the outcome. With dry it returns the outcome without using
+	// the rules. Its error wraps [ErrNoPreview] or [ErrNoRulesCame], or is that of ctx.
 	ReloadRules(ctx context.Context, who *access.Who, dry bool) (*adminv1.ReloadRulesResponse, error)
-	// Drain has the process report that it is not healthy or, with undo, no longer so for that reason. It returns [ErrStopping]
-	// if it is stopping.
+	// Drain makes health fail or, with undo, removes that failure. It returns [ErrStopping] if the process is stopping.
 	Drain(undo, dry bool) (*adminv1.DrainResponse, error)
 }
 
@@ -41,12 +40,12 @@ var (
 	ErrStopping    = errors.New("the server is stopping, which cannot be undone")
 )
 
-// Problems returns the first of the problems that who may see, errors first, and how many there are. Where a domain is not known, as in a
-// file that is no YAML, no caller who is limited sees what is wrong. Callers who may only look do not see what the files say.
+// Problems returns the first problems that who may see, errors first, and their total. Problems without a domain, such as invalid
+// YAML, are hidden from limited callers. Read-only callers do not see contents of files.
 func Problems(who *access.Who, all descriptors.Problems) (first []*adminv1.RulesProblem, total uint32) {
 	all = slices.DeleteFunc(slices.Clone(all), func(p descriptors.Problem) bool { return who.Limited() && (p.Domain == "" || !who.Sees(p.Domain)) })
 	if !who.Full {
-		all = all.Bared() // which takes the domains out too
+		all = all.Bared() // also removes the domains
 	}
 	for _, warning := range []bool{false, true} {
 		for _, p := range all {
@@ -60,7 +59,7 @@ func Problems(who *access.Who, all descriptors.Problems) (first []*adminv1.Rules
 	return first, uint32(len(all))
 }
 
-// Duration returns nil, for unset, if d is 0 or never over.
+// Duration converts d; 0 and [engine.Never] become nil.
 func Duration(d time.Duration) *durationpb.Duration {
 	if d == 0 || d == engine.Never {
 		return nil
@@ -68,7 +67,7 @@ func Duration(d time.Duration) *durationpb.Duration {
 	return durationpb.New(d)
 }
 
-// Timestamp returns nil, for unset, if t is zero.
+// Timestamp converts t; the zero time becomes nil.
 func Timestamp(t time.Time) *timestamppb.Timestamp {
 	if t.IsZero() {
 		return nil
@@ -76,7 +75,7 @@ func Timestamp(t time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(t)
 }
 
-// validate replaces what is not UTF-8 in the texts of m, which could not be sent. m has no maps.
+// validate makes the strings of m valid UTF-8, as protobuf requires. m must have no maps.
 func validate(m protoreflect.Message) {
 	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		switch {

@@ -7,7 +7,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// ReplicaText returns what a server says of itself to those that share its Redis, as one word, which [replicaOf] reads.
+// ReplicaText encodes the status of a replica as one word for the replicas that share its Redis. [replicaOf] decodes it.
 func ReplicaText(r *adminv1.Replica) string {
 	word := strings.ToLower(strings.TrimPrefix(r.GetHealth().String(), "HEALTH_"))
 	if r.GetIsDrained() {
@@ -16,7 +16,7 @@ func ReplicaText(r *adminv1.Replica) string {
 	return word + "," + r.GetRulesVersion()
 }
 
-// replicaOf returns the state that a text describes. What another release says, and this one does not know, is left out.
+// replicaOf decodes the status of a replica. It ignores unknown words of other releases.
 func replicaOf(text string) *adminv1.Replica {
 	words := strings.Split(text, ",")
 	if len(words) < 2 {
@@ -29,7 +29,7 @@ func replicaOf(text string) *adminv1.Replica {
 	}
 }
 
-// replicas returns the reach of a control, and the replicas that it counts.
+// replicas returns the reach of a control, and its replicas.
 func (s *Service) replicas(ctx context.Context) (*adminv1.Reach, []*adminv1.Replica) {
 	r := s.controls.Reach(ctx)
 	if r.Alone != "" {
@@ -44,7 +44,7 @@ func (s *Service) replicas(ctx context.Context) (*adminv1.Reach, []*adminv1.Repl
 	return &adminv1.Reach{Replicas: int32(min(len(r.Replicas), 1<<20))}, all
 }
 
-// mostReplicas is how many replicas Status lists at most.
+// mostReplicas bounds the replicas in a status.
 const mostReplicas = 1000
 
 func (s *Service) reach(ctx context.Context) *adminv1.Reach {

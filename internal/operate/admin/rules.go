@@ -23,24 +23,24 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// A page of ListRules ends at the first of these; one of ListControls has no more bytes either. So they stay below the 4 MiB that a client of
-// grpc takes.
+// Bounds of a page of ListRules. The number of bytes also bounds a page of ListControls. A page stays below the 4 MiB that a gRPC
+// client accepts.
 const (
 	maxPageRules = 1000
 	maxPageBytes = 2 << 20
 )
 
-// maxSearch is how many bytes the words may have that rules are searched for.
+// maxSearch bounds the search text in bytes.
 const maxSearch = 256
 
-// WriteRules writes one line for each limit of s, in the order of the files, as envoyproxy/ratelimit does at /rlconfig;
-// see [descriptors.Rule.AppendConfig]. It writes nothing for a nil s.
+// WriteRules writes one line per limit of s, in file order, like envoyproxy/ratelimit's /rlconfig; see
+// [descriptors.Rule.AppendConfig]. It writes nothing for a nil s.
 func WriteRules(w io.Writer, s *descriptors.Set) error {
 	return writeRules(w, s, func(lines []byte, _ *descriptors.Rule) []byte { return lines })
 }
 
-// WriteRulesVerbose writes the same and, before the lines of a rule, one that begins with # and says what that format has
-// no place for: where the rule is defined, and whether it is unlimited.
+// WriteRulesVerbose is like WriteRules, but writes a line with # before each rule: the place of its definition, and whether it is
+// unlimited.
 func WriteRulesVerbose(w io.Writer, s *descriptors.Set) error {
 	return writeRules(w, s, func(lines []byte, r *descriptors.Rule) []byte {
 		lines = append(append(lines, "# "...), plain.Text(r.Origin())...)
@@ -51,7 +51,7 @@ func WriteRulesVerbose(w io.Writer, s *descriptors.Set) error {
 	})
 }
 
-// writeRules writes the lines of each rule after those that before appends for it.
+// writeRules writes the lines of each rule after the lines that before appends.
 func writeRules(w io.Writer, s *descriptors.Set, before func([]byte, *descriptors.Rule) []byte) error {
 	if s == nil {
 		return nil
@@ -66,8 +66,8 @@ func writeRules(w io.Writer, s *descriptors.Set, before func([]byte, *descriptor
 	return nil
 }
 
-// WriteRulesJSON writes a ListRulesResponse with all rules of s in JSON, with the names of the proto file and a rule on
-// each line. Fields without a value are written too, but for messages.
+// WriteRulesJSON writes a ListRulesResponse with all rules of s as JSON, one rule per line. It uses the names of the proto file,
+// and includes unset fields other than messages.
 func WriteRulesJSON(w io.Writer, s *descriptors.Set) error {
 	w = &plain.Writer{Raw: w}
 	b := bytes.NewBufferString(`{"rules":[`)
@@ -91,7 +91,7 @@ func WriteRulesJSON(w io.Writer, s *descriptors.Set) error {
 	return nil
 }
 
-// appendJSON appends a rule to b. Compact takes out the white space that protojson adds at random.
+// appendJSON appends a rule to b. It compacts the JSON because protojson adds white space at random.
 func appendJSON(b *bytes.Buffer, r *descriptors.Rule) error {
 	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(rulemessage.Of(r))
 	if err == nil {
@@ -103,7 +103,7 @@ func appendJSON(b *bytes.Buffer, r *descriptors.Rule) error {
 	return nil
 }
 
-// ListRules lists the rules currently in use.
+// ListRules lists the current rules.
 func (s methods) ListRules(ctx context.Context, q *adminv1.ListRulesRequest) (*adminv1.ListRulesResponse, error) {
 	set, tally := s.limiter.Tallies()
 	if set == nil {
@@ -136,13 +136,13 @@ func (s methods) ListRules(ctx context.Context, q *adminv1.ListRulesRequest) (*a
 	return answer, nil
 }
 
-// hasWords reports whether all words, which are in lower case, occur in what a rule says.
+// hasWords reports whether the text of a rule contains all words, which must be in lower case.
 func hasWords(r *descriptors.Rule, words []string) bool {
 	text := strings.ToLower(r.Path + " " + r.File + " " + r.String())
 	return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(text, word) })
 }
 
-// page collects the rules of s that are wanted from the one behind after on, and counts all that are wanted.
+// page returns a page of the wanted rules of s after the rule of token after, with the total number of wanted rules.
 func page(s *descriptors.Set, most int, after *pageToken, wanted func(*descriptors.Rule) bool) (answer *adminv1.ListRulesResponse, rules []*descriptors.Rule, err error) {
 	answer = &adminv1.ListRulesResponse{}
 	size, found := 0, after == nil
@@ -165,17 +165,17 @@ func page(s *descriptors.Set, most int, after *pageToken, wanted func(*descripto
 			continue
 		}
 		m := rulemessage.Of(r)
-		size += proto.Size(m) + 2*len(r.Path) // with its state
+		size += proto.Size(m) + 2*len(r.Path) // the rule and its state
 		answer.Rules = append(answer.Rules, m)
 		rules = append(rules, r)
 	}
-	if !found { // the set is shorter now
+	if !found { // the set has become shorter
 		return nil, nil, errRulesChanged
 	}
 	return answer, rules, nil
 }
 
-// pageToken tells the last rule of a page, by its position and by what it was, so that a page of other rules is noticed.
+// pageToken identifies the last rule of a page by its index and a hash, so that a change of rules is detected.
 type pageToken struct {
 	index int
 	sum   uint64
@@ -183,19 +183,19 @@ type pageToken struct {
 
 func tokenOf(r *descriptors.Rule) pageToken {
 	h := fnv.New64a()
-	_, _ = fmt.Fprintf(h, "%q %q %d", r.Path, r.File, r.Line) // a hash takes everything
+	_, _ = fmt.Fprintf(h, "%q %q %d", r.Path, r.File, r.Line) // writing to a hash never fails
 	return pageToken{index: r.Index, sum: h.Sum64()}
 }
 
-// String is how a token travels.
+// String encodes a token.
 func (t pageToken) String() string {
 	return strconv.Itoa(t.index) + "-" + strconv.FormatUint(t.sum, 16)
 }
 
-// parsePageToken is nil for the first page.
+// parsePageToken decodes a token. It returns nil for the first page.
 func parsePageToken(token string) (*pageToken, error) {
 	if token == "" {
-		return nil, nil //nolint:nilnil // no token is a page too
+		return nil, nil //nolint:nilnil // the first page has no token
 	}
 	index, sum, _ := strings.Cut(token, "-")
 	i, err1 := strconv.Atoi(index)

@@ -8,7 +8,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// stateMessage converts where r is, and what it has done.
+// stateMessage returns the levels, the tally, and the controls of r.
 func (s *Service) stateMessage(r *descriptors.Rule, t limiter.Tally, above []*override.Control) *adminv1.RuleState {
 	m := &adminv1.RuleState{
 		Domain: valid(r.DomainName()), Allowed: t.Allowed, Rejected: t.Rejected, OnFailure: rulemessage.OnFailure(s.limiter.Fallback(r)),
@@ -26,7 +26,7 @@ func (s *Service) stateMessage(r *descriptors.Rule, t limiter.Tally, above []*ov
 	return m
 }
 
-// above returns the controls about descriptors that meet a rule, by rule.
+// above returns, by rule, the controls whose descriptor matches it.
 func (s *Service) above(all []*override.Control) map[*descriptors.Rule][]*override.Control {
 	by := make(map[*descriptors.Rule][]*override.Control)
 	for _, c := range all {

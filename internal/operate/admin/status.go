@@ -8,7 +8,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// Status says how this server is.
+// Status returns the status of this server.
 func (s methods) Status(ctx context.Context, _ *adminv1.StatusRequest) (*adminv1.StatusResponse, error) {
 	p, who := s.config.Process, whoOf(ctx)
 	a := p.Status(who)
@@ -26,7 +26,7 @@ func (s methods) Status(ctx context.Context, _ *adminv1.StatusRequest) (*adminv1
 	return a, nil
 }
 
-// ReloadRules takes the rules again from where they come from.
+// ReloadRules reloads the rules from their source.
 func (s methods) ReloadRules(ctx context.Context, q *adminv1.ReloadRulesRequest) (*adminv1.ReloadRulesResponse, error) {
 	p := s.config.Process
 	act, who := actOf(ctx), whoOf(ctx)
@@ -42,7 +42,7 @@ func (s methods) ReloadRules(ctx context.Context, q *adminv1.ReloadRulesRequest)
 	return a, nil
 }
 
-// Drain has the server report that it is not healthy, or ends that.
+// Drain makes health fail, or ends that.
 func (s methods) Drain(ctx context.Context, q *adminv1.DrainRequest) (*adminv1.DrainResponse, error) {
 	a, err := s.config.Process.Drain(q.GetUndo(), q.GetDryRun())
 	if err != nil {

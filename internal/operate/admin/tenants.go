@@ -21,20 +21,20 @@ import (
 
 // Bounds of lists of tenants.
 const (
-	mostTenants      = 1000 // in a page
+	mostTenants      = 1000 // per page
 	mostRulesWithout = 100
 )
 
-// tenantNamed is a message that names a tenant.
+// tenantNamed is a message with the name of a tenant.
 type tenantNamed interface {
 	GetTenant() string
 	GetRawTenant() []byte
 }
 
-// nameOf returns the name of the tenant that m is about.
+// nameOf returns the name of the tenant in m.
 func nameOf(m tenantNamed) string { return cmp.Or(string(m.GetRawTenant()), m.GetTenant()) }
 
-// tenantIn returns the tenant that a request is about, as an entry of the audit; none if it is about none.
+// tenantIn returns the tenant of a request as an entry for the audit log, or nil.
 func tenantIn(q any) [][2][]byte {
 	name := ""
 	switch q := q.(type) {
@@ -49,7 +49,7 @@ func tenantIn(q any) [][2][]byte {
 	return [][2][]byte{{[]byte("tenant"), cut(name)}}
 }
 
-// entryOf returns what m says of its tenant.
+// entryOf converts the plan, number, and end of m.
 func entryOf(m *adminv1.Tenant) (plans.Entry, error) {
 	e := plans.Entry{Plan: m.GetPlan()}
 	if m.Contradicts() {
@@ -64,7 +64,7 @@ func entryOf(m *adminv1.Tenant) (plans.Entry, error) {
 	return e, nil
 }
 
-// GetTenant says which plan a tenant is on.
+// GetTenant returns the plan of a tenant.
 func (s methods) GetTenant(ctx context.Context, q *adminv1.GetTenantRequest) (*adminv1.GetTenantResponse, error) {
 	name := nameOf(q)
 	if err := tenants.ValidateName(name); err != nil {
@@ -93,7 +93,7 @@ func (s methods) GetTenant(ctx context.Context, q *adminv1.GetTenantRequest) (*a
 	return a, nil
 }
 
-// numberNotes returns why the number of e has no effect, if so.
+// numberNotes returns a note if the number of e has no effect.
 func (s *Service) numberNotes(e *plans.Entry) []string {
 	if err := s.limiter.Rules().CheckNumber(e.Plan, e.Requests); err != nil && e.Numbered {
 		return []string{valid(err.Error())}
@@ -101,7 +101,7 @@ func (s *Service) numberNotes(e *plans.Entry) []string {
 	return nil
 }
 
-// tenantChange returns what m asks for, if there is such a plan.
+// tenantChange validates m and converts it. Its plan must exist.
 func (s *Service) tenantChange(m *adminv1.Tenant) (tenants.Change, error) {
 	c := tenants.Change{Tenant: nameOf(m)}
 	e, err := entryOf(m)
@@ -125,7 +125,7 @@ func (s *Service) tenantChange(m *adminv1.Tenant) (tenants.Change, error) {
 	return c, nil
 }
 
-// SetTenant puts a tenant on a plan.
+// SetTenant assigns a plan to a tenant.
 func (s methods) SetTenant(ctx context.Context, q *adminv1.SetTenantRequest) (*adminv1.SetTenantResponse, error) {
 	c, err := s.tenantChange(q.GetTenant())
 	if err != nil {
@@ -145,7 +145,7 @@ func (s methods) SetTenant(ctx context.Context, q *adminv1.SetTenantRequest) (*a
 	return a, nil
 }
 
-// UnsetTenant takes a tenant out of the table.
+// UnsetTenant removes a tenant from the table.
 func (s methods) UnsetTenant(ctx context.Context, q *adminv1.UnsetTenantRequest) (*adminv1.UnsetTenantResponse, error) {
 	name := nameOf(q)
 	if err := tenants.ValidateName(name); err != nil {
@@ -188,7 +188,7 @@ func (s methods) ListTenants(ctx context.Context, q *adminv1.ListTenantsRequest)
 	}
 	if status := t.Status(); status != nil && status.Err != nil {
 		err := status.Err
-		if wrong, ok := errors.AsType[*tenants.ProblemsError](err); ok && !who.Full { // who may not see what a file says
+		if wrong, ok := errors.AsType[*tenants.ProblemsError](err); ok && !who.Full { // may not see contents of files
 			err = wrong.Bared()
 		}
 		a.Invalid = valid(err.Error())
@@ -196,7 +196,7 @@ func (s methods) ListTenants(ctx context.Context, q *adminv1.ListTenantsRequest)
 	return a, nil
 }
 
-// ImportTenants puts many tenants on plans.
+// ImportTenants assigns plans to many tenants.
 func (s methods) ImportTenants(ctx context.Context, q *adminv1.ImportTenantsRequest) (*adminv1.ImportTenantsResponse, error) {
 	if n := len(q.GetTenants()); n < 1 || n > tenants.MaxAtOnce {
 		return nil, invalidf("the request has %d tenants: want 1 to %d", n, tenants.MaxAtOnce)
@@ -237,7 +237,7 @@ func (s methods) ImportTenants(ctx context.Context, q *adminv1.ImportTenantsRequ
 
 func tenantMessage(name string, from plans.Source, e *plans.Entry, who *access.Who) *adminv1.Tenant {
 	shown := entryMessage(who, "", name)
-	m := &adminv1.Tenant{Tenant: shown.GetValue(), RawTenant: shown.GetRawValue(), Plan: valid(e.Plan), Source: adminv1.TenantSource(from)} // both are numbered alike
+	m := &adminv1.Tenant{Tenant: shown.GetValue(), RawTenant: shown.GetRawValue(), Plan: valid(e.Plan), Source: adminv1.TenantSource(from)} // both use the same numbers
 	if e.Numbered {
 		m.SetNumber(e.Requests)
 	}

@@ -21,7 +21,7 @@ import (
 const (
 	defaultTop = 20
 	maxTop     = 1000
-	// Of so many rows the store is asked what is reserved.
+	// maxReserved bounds the rows for which Top reads the reserved hits from the backend.
 	maxReserved = 100
 )
 
@@ -62,20 +62,20 @@ func (s methods) Top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopRe
 	}
 	s.addControls(found.Rows, m.GetEntries())
 	s.addReserved(ctx, found.Rows, m.GetEntries())
-	if who.Limited() && q.GetRule() == "" { // which is counted of all domains together
+	if who.Limited() && q.GetRule() == "" { // counted over all domains
 		m.Hits, m.Rejected = 0, 0
 	}
 	return m, nil
 }
 
-// subject is what Top and Watch are asked about.
+// subject is the filter of Top and Watch.
 type subject interface {
 	GetDomain() string
 	GetRule() string
 	GetEntries() []*adminv1.EntryFilter
 }
 
-// subject checks what q is about.
+// subject validates the filter q.
 func (s *Service) subject(ctx context.Context, q subject) error {
 	who := whoOf(ctx)
 	if n := len(q.GetEntries()); n > limiter.MaxEntries {
@@ -113,7 +113,7 @@ func (s *Service) subject(ctx context.Context, q subject) error {
 	return notFoundf("no rule %s: use the path of a rule, such as %s; ListRules returns all of them", valid(rule), cmp.Or(example, "shop.user"))
 }
 
-// filterOf returns what q is about.
+// filterOf converts the filter q.
 func filterOf(q subject) observe.Filter {
 	f := observe.Filter{Domain: q.GetDomain(), Rule: q.GetRule()}
 	for _, e := range q.GetEntries() {
@@ -122,7 +122,7 @@ func filterOf(q subject) observe.Filter {
 	return f
 }
 
-// addControls says which of the descriptors a control denies.
+// addControls fills in the block that denies a descriptor.
 func (s *Service) addControls(rows []observe.Row, entries []*adminv1.TopEntry) {
 	table := s.controls.Overrides().Load()
 	if table == nil {
@@ -138,7 +138,7 @@ func (s *Service) addControls(rows []observe.Row, entries []*adminv1.TopEntry) {
 	}
 }
 
-// addReserved asks the store what the counters of the first rows have reserved now, of rules that reserve.
+// addReserved fills in the reserved hits of the first rows whose rules reserve, from the backend.
 func (s *Service) addReserved(ctx context.Context, rows []observe.Row, entries []*adminv1.TopEntry) {
 	asked := 0
 	for i := range rows {
@@ -154,7 +154,7 @@ func (s *Service) addReserved(ctx context.Context, rows []observe.Row, entries [
 		}
 		c, err := s.limiter.Peek(ctx, string(r.Domain), r.Entries)
 		if err != nil {
-			return // the next one would be waited for as long
+			return // the next one would wait as long
 		}
 		entries[i].Reserved = new(c.Decision.Reserved)
 	}
@@ -187,7 +187,7 @@ func topMessage(a observe.Answer, who *access.Who) *adminv1.TopResponse {
 	return m
 }
 
-// Entries returns entries as who may see them: values of end users are hidden from those who are Masked.
+// Entries converts entries as visible to who. Values of end users are hidden from Masked callers.
 func Entries(who *access.Who, all []descriptors.Entry) (shown []*adminv1.Entry) {
 	for _, e := range all {
 		shown = append(shown, entryMessage(who, string(e.Key), string(e.Value)))
@@ -195,7 +195,7 @@ func Entries(who *access.Who, all []descriptors.Entry) (shown []*adminv1.Entry) 
 	return shown
 }
 
-// entryMessage is Entries for one.
+// entryMessage is Entries for one entry.
 func entryMessage(who *access.Who, key, value string) *adminv1.Entry {
 	e := &adminv1.Entry{Key: valid(key)}
 	switch {

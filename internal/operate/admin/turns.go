@@ -11,21 +11,22 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 )
 
-// Bounds of calls, so that neither decisions nor other callers are slowed down if a caller makes many.
+// Bounds of calls, so that no caller slows down decisions or other callers.
 const (
-	mostAtOnce   = 4  // calls that are answered at a time
-	mostNarrow   = 2  // of these, for callers who may only look, or whose token is for some domains only
-	restOfNarrow = 9  // times as long as one of these took: together they get a fifth of a processor
-	mostOfCaller = 32 // calls of one caller that are answered or wait
+	mostAtOnce   = 4  // concurrent calls
+	mostNarrow   = 2  // of these, calls by read-only callers and callers limited to domains
+	restOfNarrow = 9  // pause after such a call, as a multiple of its duration: together they use a fifth of a processor
+	mostOfCaller = 32 // running and waiting calls of one caller
 )
 
-// turns has calls wait for one another. Those that watch are not among them.
+// turns queues calls. Watch does not take a turn.
 type turns struct {
 	all, narrow *throttle.Turns
-	callers     *throttle.Running[caller] // calls that are answered or wait
+	callers     *throttle.Running[caller] // running and waiting calls
 }
 
-// caller is whose calls are counted together: on this machine a name may be that of strangers too, who may only look.
+// caller identifies calls that are counted together. On this machine, a read-only stranger may have the same name as another
+// caller.
 type caller struct {
 	name   string
 	narrow bool
@@ -37,7 +38,7 @@ func newTurns() *turns {
 	}
 }
 
-// take waits until a call of who may be answered. Unless there is an error, end has to be called after that.
+// take waits for a turn for a call of who. Without an error, the caller must call end.
 func (t *turns) take(ctx context.Context, who *access.Who) (end func(), err error) {
 	counted, ok := t.callers.Begin(caller{who.Name, who.Narrow()})
 	if !ok {

@@ -20,14 +20,14 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// How a watcher is served.
+// Constants of Watch.
 const (
 	defaultPerSecond = 1000
-	maxBatch         = 100         // decisions in a message
-	reportEvery      = time.Second // how soon a watcher is told what it missed, if nothing else comes
+	maxBatch         = 100         // decisions per message
+	reportEvery      = time.Second // delay until a watcher learns what it missed, without decisions
 )
 
-// Watch sends decisions while they are made.
+// Watch streams decisions as they are made.
 func (s methods) Watch(q *adminv1.WatchRequest, stream adminv1.AdminService_WatchServer) error {
 	ctx, _, err := s.admit(stream.Context(), q)
 	if err != nil {
@@ -37,20 +37,20 @@ func (s methods) Watch(q *adminv1.WatchRequest, stream adminv1.AdminService_Watc
 	return err
 }
 
-// Watcher returns what calls Watch within this process, for those whom policy lets in, as [Service.Client] does the other methods. It
-// calls send with each answer until that fails.
+// Watcher returns a function that calls Watch in this process for callers that policy admits, like [Service.Client] for the other
+// methods. It passes each answer to send until send fails.
 func (s *Service) Watcher(policy access.Policy) func(ctx context.Context, q *adminv1.WatchRequest, send func(*adminv1.WatchResponse) error) error {
 	v := s.behind(policy)
 	return func(ctx context.Context, q *adminv1.WatchRequest, send func(*adminv1.WatchResponse) error) error {
-		return v.Watch(q, &sending{ctx: incoming(ctx), send: send}) //nolint:contextcheck // the stream has it
+		return v.Watch(q, &sending{ctx: incoming(ctx), send: send}) //nolint:contextcheck // the stream holds the context
 	}
 }
 
-// sending is the stream of a call within this process.
+// sending is the stream of a call in this process.
 type sending struct {
 	grpc.ServerStream
 
-	ctx  context.Context //nolint:containedctx // as streams of gRPC have it
+	ctx  context.Context //nolint:containedctx // as in gRPC streams
 	send func(*adminv1.WatchResponse) error
 }
 
@@ -81,13 +81,13 @@ func (s *Service) watch(ctx context.Context, q *adminv1.WatchRequest, stream adm
 		return status.Error(codes.ResourceExhausted, err.Error())
 	}
 	defer w.Close()
-	if err := stream.SendHeader(metadata.MD{}); err != nil { // so that the caller knows that it misses nothing from now on
+	if err := stream.SendHeader(metadata.MD{}); err != nil { // the caller misses no decision after this
 		return err
 	}
 	return s.show(ctx, w, stream)
 }
 
-// show sends what w watches, until ctx ends.
+// show sends the decisions of w until ctx ends.
 func (s *Service) show(ctx context.Context, w *observe.Watcher, stream adminv1.AdminService_WatchServer) error {
 	who, report := whoOf(ctx), time.NewTicker(reportEvery)
 	defer report.Stop()
@@ -95,7 +95,7 @@ func (s *Service) show(ctx context.Context, w *observe.Watcher, stream adminv1.A
 		m := new(adminv1.WatchResponse)
 		select {
 		case <-ctx.Done():
-			return status.Error(codes.Unavailable, "the server is stopping") // or the caller has gone, and hears nothing
+			return status.Error(codes.Unavailable, "the server is stopping") // or the caller has disconnected
 		case <-report.C:
 			if err := s.mayStill(ctx); err != nil {
 				return err
@@ -115,7 +115,7 @@ func (s *Service) show(ctx context.Context, w *observe.Watcher, stream adminv1.A
 	}
 }
 
-// mayStill returns an error if the token of a watcher is no longer good for that.
+// mayStill returns an error if the watcher's token is no longer valid or has other permissions.
 func (s *Service) mayStill(ctx context.Context) error {
 	now, err := s.allow(ctx, false)
 	before := whoOf(ctx)
@@ -128,7 +128,7 @@ func (s *Service) mayStill(ctx context.Context) error {
 	return nil
 }
 
-// watchOptions returns what q wants.
+// watchOptions validates and converts the options of q.
 func watchOptions(q *adminv1.WatchRequest) (observe.Options, error) {
 	o := observe.Options{
 		Filter:    filterOf(q),
@@ -160,7 +160,7 @@ func decisionMessage(l *observe.Line, who *access.Who) *adminv1.Decision {
 		Rule:           valid(l.Rule),
 		Outcome:        outcomeOf(l.Outcome),
 		OverLimit:      l.Over,
-		Source:         adminv1.Source(l.By), // both are numbered alike
+		Source:         adminv1.Source(l.By), // both use the same numbers
 		Control:        l.Control,
 		Limit:          valid(l.Limit),
 		IsOverride:     l.Own,
