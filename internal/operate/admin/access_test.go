@@ -18,11 +18,11 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// looking are the methods of calls that change nothing.
+// looking lists the methods that change nothing.
 var looking = []string{"ListRules", "Explain", "Peek", "ListControls", "Audit", "Top"}
 
-// calls makes the calls of domainCalls that do something if they are allowed.
-func (s *server) calls(t *testing.T, ctx context.Context) map[string]error { //nolint:revive // t is first
+// calls makes the calls of domainCalls that succeed if they are permitted.
+func (s *server) calls(t *testing.T, ctx context.Context) map[string]error { //nolint:revive // t comes first
 	t.Helper()
 	all := map[string]error{}
 	for method, q := range domainCalls {
@@ -33,7 +33,7 @@ func (s *server) calls(t *testing.T, ctx context.Context) map[string]error { //n
 	return all
 }
 
-// tokenFile is a file with a text.
+// tokenFile writes text to a file and returns its path.
 func tokenFile(t *testing.T, text string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "token")
@@ -45,8 +45,8 @@ func bearer(ctx context.Context, authorization ...string) context.Context {
 	return metadata.NewOutgoingContext(ctx, metadata.MD{"authorization": authorization})
 }
 
-// Without a token file, callers with exactly the address of this machine may look, and no one on a port may change anything,
-// whatever a caller says of itself. A proxy on this machine has another loopback address: Istio's 127.0.0.6.
+// TestAccessOnPort: without a token file, callers from exactly 127.0.0.1 or ::1 may read on a port, and no caller may change
+// anything, regardless of its headers. A proxy on this machine has another loopback address: Istio's 127.0.0.6.
 func TestAccessOnPort(t *testing.T) {
 	tcp := func(ip string) *net.TCPAddr { return &net.TCPAddr{IP: net.ParseIP(ip), Port: 4711} }
 	udp := &net.UDPAddr{IP: net.ParseIP("127.0.0.1")}
@@ -75,16 +75,16 @@ func TestAccessOnPort(t *testing.T) {
 				t.Errorf("%s from %s: %v, want %v", method, from, err, want)
 			}
 			if look == codes.OK && want != look && !strings.Contains(fmt.Sprint(err), "without --addr, or set ADMIN_TOKEN_FILE") {
-				t.Errorf("%s: the error does not say what to do: %v", method, err)
+				t.Errorf("%s: the error lacks advice: %v", method, err)
 			}
 		}
 		if !s.hit(t, "shop", 1, "user", "u") {
-			t.Errorf("from %s u was reset", from)
+			t.Errorf("a caller from %s has reset u", from)
 		}
 	}
 }
 
-// On the admin socket callers may do everything; on another unix socket they may look.
+// TestAccessUnix: callers on the admin socket have all permissions; callers on another unix socket may read.
 func TestAccessUnix(t *testing.T) {
 	other := startOn(t, shop, socket(t), admin.Config{Access: access.Policy{Socket: "another"}})
 	for method, err := range other.calls(t, t.Context()) {
@@ -99,11 +99,11 @@ func TestAccessUnix(t *testing.T) {
 		}
 	}
 	if log := s.log.String(); !strings.Contains(log, `by="this machine" from="unix socket"`) {
-		t.Errorf("the log does not tell who reset a counter: %q", log)
+		t.Errorf("the log does not name the caller of the reset: %q", log)
 	}
 }
 
-// With a token file everyone needs the token, this machine and its unix sockets too, but for the admin socket.
+// TestAccessTokenLocal: with a token file, all callers need the token, on this machine too, except on the admin socket.
 func TestAccessTokenLocal(t *testing.T) {
 	file := tokenFile(t, "secret")
 	for _, ln := range []net.Listener{testkit.Listen(t), testkit.ListenOn(t, "unix", filepath.Join(t.TempDir(), "s"))} {
@@ -116,12 +116,12 @@ func TestAccessTokenLocal(t *testing.T) {
 			}
 		}
 		if log := s.log.String(); !strings.Contains(log, "by=token") {
-			t.Errorf("the log does not tell who reset a counter: %q", log)
+			t.Errorf("the log does not name the caller of the reset: %q", log)
 		}
 	}
 }
 
-// Callers are let in with the token that the file currently contains, and only with that.
+// TestAccessToken: only the current token of the file is accepted.
 func TestAccessToken(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	from := &net.TCPAddr{IP: net.ParseIP("10.1.2.3"), Port: 4711}
@@ -155,15 +155,15 @@ func TestAccessToken(t *testing.T) {
 					t.Errorf("%s: %v; want %v", method, err, tt.want)
 				}
 				if strings.Contains(fmt.Sprint(err), file) {
-					t.Errorf("%s: the error tells a stranger about files: %v", method, err)
+					t.Errorf("%s: the error reveals a path to a stranger: %v", method, err)
 				}
 			}
 		})
 	}
 	if log := s.log.String(); !strings.Contains(log, "ADMIN_TOKEN_FILE") || strings.Contains(log, "secret") {
-		t.Errorf("the log tells of the token, or not of its file: %q", log)
+		t.Errorf("the log has the token, or lacks the variable of its file: %q", log)
 	}
 	if log := s.log.String(); !strings.Contains(log, "by=token from=10.1.2.3:4711") {
-		t.Errorf("the log does not tell who reset a counter: %q", log)
+		t.Errorf("the log does not name the caller of the reset: %q", log)
 	}
 }

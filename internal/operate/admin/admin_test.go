@@ -33,18 +33,18 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// server is an admin API over real counters in memory, whose clock stands still until a test moves it.
+// server is an admin API over counters in memory. Their clock advances only by sleep.
 type server struct {
 	adminv1.AdminServiceClient
 
 	conn    *grpc.ClientConn
 	limiter *limiter.Limiter
 	service *admin.Service
-	now     atomic.Int64 // in µs
+	now     atomic.Int64 // µs
 	log     testkit.Buffer
 }
 
-// begin is a whole minute, hour and day.
+// begin is a time at the start of a minute, an hour, and a day.
 const begin = engine.Micros(20_000 * 86_400 * 1_000_000)
 
 func start(t *testing.T, rules string) *server {
@@ -52,7 +52,7 @@ func start(t *testing.T, rules string) *server {
 	return startOn(t, rules, socket(t), admin.Config{})
 }
 
-// socket listens on a unix socket, on which callers may do everything.
+// socket listens on the admin socket.
 func socket(t *testing.T) net.Listener {
 	t.Helper()
 	return testkit.ListenOn(t, "unix", filepath.Join(t.TempDir(), "s"))
@@ -70,7 +70,7 @@ func startOn(t *testing.T, rules string, ln net.Listener, c admin.Config) *serve
 	return s
 }
 
-// serve serves the admin API of counters in store until the test ends.
+// serve serves the admin API for the counters in store until the test ends.
 func (s *server) serve(t *testing.T, store backend.Backend, ln net.Listener, c admin.Config) {
 	t.Helper()
 	c.Observer, c.Process = observe.New(func(context.Context) string { return "10.0.0.7:51234" }), process{}
@@ -102,7 +102,7 @@ func (s *server) serve(t *testing.T, store backend.Backend, ln net.Listener, c a
 	s.conn, s.AdminServiceClient = conn, adminv1.NewAdminServiceClient(conn)
 }
 
-// process is a process about which there is nothing to tell.
+// process is a Process with empty answers.
 type process struct{}
 
 func (process) Status(*access.Who) *adminv1.StatusResponse {
@@ -126,7 +126,7 @@ func (s *server) load(t *testing.T, rules ...string) {
 	s.limiter.SetRules(rulefiletest.Load(t, rules...))
 }
 
-// hit takes hits from the counter of a descriptor, and reports whether it was denied.
+// hit consumes hits of a descriptor and reports whether it is over its limit.
 func (s *server) hit(t *testing.T, domain string, hits uint64, kvs ...string) (over bool) {
 	t.Helper()
 	d := limiter.Descriptor{Hits: hits, HasHits: true}
@@ -142,10 +142,10 @@ func (s *server) hit(t *testing.T, domain string, hits uint64, kvs ...string) (o
 	return v.Over
 }
 
-// sleep moves the clock of the counters.
+// sleep advances the clock of the counters.
 func (s *server) sleep(d time.Duration) { s.now.Add(d.Microseconds()) }
 
-// entries are those of a descriptor, from keys and values in turn.
+// entries returns entries from alternating keys and values.
 func entries(kvs ...string) (es []*adminv1.Entry) {
 	for i := 0; i < len(kvs); i += 2 {
 		es = append(es, &adminv1.Entry{Key: kvs[i], Value: kvs[i+1]})

@@ -36,15 +36,15 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// called is the context of a call from this machine with a request ID.
-const socketPath = "admin.sock" // of those who call in this process
+// called returns the context of a call on the admin socket with a request ID.
+const socketPath = "admin.sock" // local address of calls in this process
 
 func called(ctx context.Context, id string) context.Context {
 	ctx = peer.NewContext(ctx, &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 4711}, LocalAddr: &net.UnixAddr{Name: socketPath, Net: "unix"}})
 	return metadata.NewOutgoingContext(ctx, metadata.Pairs("x-request-id", id))
 }
 
-// inProcess is an admin API that is called without a connection, over counters in memory with the rules shop.
+// inProcess returns an admin API with counters in memory and the rules shop, and its server. Calls to it need no connection.
 func inProcess(t *testing.T, policy access.Policy) (*admin.Service, *server) {
 	t.Helper()
 	s := &server{}
@@ -58,7 +58,7 @@ func inProcess(t *testing.T, policy access.Policy) (*admin.Service, *server) {
 	return a, s
 }
 
-// TestRepeated: a call that is made again within ten minutes, with the ID that it had, gets the same answer and changes nothing.
+// TestRepeated: a call repeated with its ID within ten minutes returns the first answer and changes nothing.
 func TestRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, s := inProcess(t, access.Policy{Socket: socketPath})
@@ -76,7 +76,7 @@ func TestRepeated(t *testing.T) {
 			return len(answer.GetEntries())
 		}
 		var all sync.WaitGroup
-		for range 5 { // at once
+		for range 5 { // concurrently
 			all.Go(func() {
 				if left, err := ask("one", grant); err != nil || left != 1 {
 					t.Errorf("the call has %d left, %v; want 1", left, err)
@@ -87,7 +87,7 @@ func TestRepeated(t *testing.T) {
 		time.Sleep(10*time.Minute - time.Second)
 		s.hit(t, "shop", 2, "user", "u1")
 		if left, err := ask("one", grant); err != nil || left != 1 || told() != 1 {
-			t.Errorf("nearly ten minutes later %d are left, %v, and %d calls are told; want 1 and 1", left, err, told())
+			t.Errorf("nearly ten minutes later: %d left, %v, and %d audited calls; want 1 and 1", left, err, told())
 		}
 		other := &adminv1.GrantRequest{Domain: "shop", Entries: entries("user", "u2"), Hits: 1}
 		_, err := ask("one", other)
@@ -99,27 +99,27 @@ func TestRepeated(t *testing.T) {
 		time.Sleep(time.Second)
 		s.hit(t, "shop", 3, "user", "u1")
 		if _, err := ask("one", grant); err != nil || told() != 2 {
-			t.Errorf("ten minutes later: %v, and %d calls are told; want 2", err, told())
+			t.Errorf("ten minutes later: %v, and %d audited calls; want 2", err, told())
 		}
 
-		// What failed may be tried again.
+		// A failed call may be repeated.
 		nobody := &adminv1.GrantRequest{Domain: "elsewhere", Entries: entries("user", "u1"), Hits: 1}
 		for range 2 {
 			_, err := ask("two", nobody)
 			wantStatus(t, err, codes.NotFound, "no limit applies")
 		}
 		if told() != 2 {
-			t.Errorf("%d calls are told, want 2: those that were failed changed nothing", told())
+			t.Errorf("%d audited calls, want 2: failed calls change nothing", told())
 		}
 	})
 }
 
-// lossy is a store of which some replies are lost.
+// lossy is a backend that loses some replies.
 type lossy struct {
 	backend.Backend
 
-	lose func(op *backend.Op) error // nil for one that is not lost
-	done bool                       // the operation is carried out all the same
+	lose func(op *backend.Op) error // nil if the reply arrives
+	done bool                       // whether the operation takes effect although its reply is lost
 }
 
 // Apply implements [backend.Backend].
@@ -133,8 +133,8 @@ func (l *lossy) Apply(ctx context.Context, ops []backend.Op) {
 	}
 }
 
-// TestGrantedOnce: a grant whose reply, or that of the look after it, is lost is not made again with its ID, here or on another replica. One
-// that was not sent is.
+// TestGrantedOnce: a grant that is repeated with its ID takes effect only once, here or on another replica, even if its reply or
+// the reply to the following peek was lost. A grant that was never sent takes effect.
 func TestGrantedOnce(t *testing.T) {
 	t.Parallel()
 	grant := &adminv1.GrantRequest{Domain: "shop", Entries: entries("user", "u1"), Hits: 1}
@@ -179,7 +179,7 @@ func TestGrantedOnce(t *testing.T) {
 			_, err := replica().Grant(called(t.Context(), "once"), grant)
 			wantStatus(t, err, codes.AlreadyExists, "or may have been")
 			if refunds != 1 {
-				t.Errorf("there were %d refunds, want one", refunds)
+				t.Errorf("%d refunds, want one", refunds)
 			}
 		})
 	}
@@ -206,12 +206,12 @@ func TestGrantedOnce(t *testing.T) {
 		_, err := one.Grant(called(t.Context(), "once"), grant)
 		wantStatus(t, err, codes.Unavailable, "")
 		if answer, err := one.Grant(called(t.Context(), "once"), grant); err != nil || answer.GetCounter().GetLeft() != 1 {
-			t.Errorf("sent again: %v, %v", answer, err)
+			t.Errorf("repeated: %v, %v", answer, err)
 		}
 	})
 }
 
-// TestRepeatedByOthers: however many calls one caller names, those of another one are known.
+// TestRepeatedByOthers: the calls of one caller do not displace the remembered calls of another one.
 func TestRepeatedByOthers(t *testing.T) {
 	t.Parallel()
 	_, s := inProcess(t, access.Policy{TokenFile: tokenFile(t, "root: all\nann: some")})
@@ -225,16 +225,16 @@ func TestRepeatedByOthers(t *testing.T) {
 		return answer.GetBefore().GetLeft()
 	}
 	first := grant("all", "one")
-	for i := range audit.MaxActs + 10 { // which push the first one out of the audit
+	for i := range audit.MaxActs + 10 { // displaces the first one from the audit log
 		grant("some", fmt.Sprint(i))
 	}
 	if again := grant("all", "one"); again != first {
-		t.Errorf("a call that is made again finds %d left, and is carried out; it found %d", again, first)
+		t.Errorf("the repeated call left %d, as a new call; the first one left %d", again, first)
 	}
 }
 
-// TestStrangersAreSlowed: a client that tries wrong tokens waits for each answer, and four at a time are looked at; others do not wait,
-// and nor does, even there, who has a token that no one guesses.
+// TestStrangersAreSlowed: a client with wrong tokens waits for each answer, at most four at a time. Other clients do not wait,
+// nor does a client at the same address with a long token.
 func TestStrangersAreSlowed(t *testing.T) {
 	const long = "0123456789abcdef0123456789abcdef"
 	file := tokenFile(t, "ann: secret\nbob: hidden\ncleo: "+long+"\n")
@@ -251,48 +251,48 @@ func TestStrangersAreSlowed(t *testing.T) {
 		for range 4 {
 			go func() {
 				if _, code, took := ask("10.0.0.1", "guess"); code != codes.Unauthenticated || took != time.Second {
-					t.Errorf("a wrong token is answered %v after %v", code, took)
+					t.Errorf("wrong token: %v after %v", code, took)
 				}
 			}()
 		}
 		synctest.Wait()
 		if _, code, took := ask("10.0.0.1", "hidden"); code != codes.ResourceExhausted || took != 0 {
-			t.Errorf("the fifth is answered %v after %v", code, took)
+			t.Errorf("fifth wrong token: %v after %v", code, took)
 		}
 		if who, code, took := ask("10.0.0.1", long); code != codes.OK || took != 0 || who.Name != "cleo" {
-			t.Errorf("with a long token it is %+v, %v after %v", who, code, took)
+			t.Errorf("long token: %+v, %v after %v", who, code, took)
 		}
 		if _, code, took := ask("10.0.0.1", long[1:]+"0"); code != codes.ResourceExhausted || took != 0 {
-			t.Errorf("a long one that is wrong is answered %v after %v", code, took)
+			t.Errorf("wrong long token: %v after %v", code, took)
 		}
 		if who, code, took := ask("10.0.0.2", "hidden"); code != codes.OK || took != 0 || who.Name != "bob" || who.From != "10.0.0.2:4711" {
-			t.Errorf("someone else is %+v, %v after %v", who, code, took)
+			t.Errorf("another client: %+v, %v after %v", who, code, took)
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
 		if who, code, took := ask("10.0.0.1", "secret"); code != codes.OK || took != 0 || who.Name != "ann" || failed.Load() != 6 {
-			t.Errorf("a second later it is %+v, %v after %v, and %d were failed", who, code, took, failed.Load())
+			t.Errorf("a second later: %+v, %v after %v, and %d failed", who, code, took, failed.Load())
 		}
 
-		// A network of IPv6 counts as one address, and so that those from many cannot be more than so many at a time, they count together.
+		// An IPv6 network counts as one address. All addresses together are limited too.
 		for i := range 256 {
 			go ask(fmt.Sprintf("2001:db8:0:%x::%x", i/4, i), "guess")
 			synctest.Wait()
 		}
 		if _, code, _ := ask("2001:db8:0:1::ffff", "secret"); code != codes.ResourceExhausted {
-			t.Errorf("another address of the network is answered %v", code)
+			t.Errorf("another address of the network: %v", code)
 		}
 		if _, code, _ := ask("10.0.0.9", "guess"); code != codes.ResourceExhausted {
-			t.Errorf("the 257th is answered %v", code)
+			t.Errorf("the 257th: %v", code)
 		}
 		if _, code, _ := ask("10.0.0.9", long); code != codes.OK {
-			t.Errorf("a long token is answered %v", code)
+			t.Errorf("long token: %v", code)
 		}
 		time.Sleep(time.Second)
 	})
 }
 
-// TestTokenFiles: what is wrong with a file of tokens is said with its line, and without a token.
+// TestTokenFiles: errors in a token file name the line and contain no token.
 func TestTokenFiles(t *testing.T) {
 	for text, want := range map[string]string{
 		"one":                          "",
@@ -322,7 +322,7 @@ func TestTokenFiles(t *testing.T) {
 	}
 }
 
-// openAPI are the paths of the OpenAPI file, each with its verbs.
+// openAPI returns the paths of the OpenAPI file with their verbs.
 func openAPI(t *testing.T) map[string]map[string]struct{ OperationID string } {
 	t.Helper()
 	text, err := os.ReadFile("../../../proto/ratelimitd/admin/v1/openapi.swagger.json")
@@ -338,7 +338,7 @@ func openAPI(t *testing.T) map[string]map[string]struct{ OperationID string } {
 	return file.Paths
 }
 
-// TestOpenAPI: the OpenAPI file has each method of the service, once, and each of its paths is served.
+// TestOpenAPI: the OpenAPI file lists each method of the service once, and the server serves each of its paths.
 func TestOpenAPI(t *testing.T) {
 	a, _ := inProcess(t, access.Policy{TokenFile: tokenFile(t, "secret")})
 	h, err := a.Handler(t.Context(), access.Policy{TokenFile: tokenFile(t, "secret")})
@@ -358,7 +358,7 @@ func TestOpenAPI(t *testing.T) {
 		for verb, m := range verbs {
 			got = append(got, m.OperationID)
 			if code, body := ask(t, strings.ToUpper(verb), ts+path, "{}"); code != http.StatusUnauthorized {
-				t.Errorf("%s %s: %d %s; want 401, as every method says without a token", verb, path, code, body)
+				t.Errorf("%s %s: %d %s; want 401, the answer of every method without a token", verb, path, code, body)
 			}
 		}
 	}
@@ -369,7 +369,7 @@ func TestOpenAPI(t *testing.T) {
 	}
 }
 
-// serveHTTP serves h until the test ends, and returns its address.
+// serveHTTP serves h until the test ends and returns its address.
 func serveHTTP(t *testing.T, h http.Handler) string {
 	t.Helper()
 	ln := testkit.Listen(t)
@@ -388,7 +388,7 @@ func ask(t *testing.T, method, url, body string) (code int, answer string) {
 	return code, answer
 }
 
-// TestWatchHTTP: over HTTP a watcher gets lines of JSON while decisions are made, and errors have their status.
+// TestWatchHTTP: a watcher over HTTP receives lines of JSON, and errors with their status.
 func TestWatchHTTP(t *testing.T) {
 	policy := access.Policy{Listener: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}}
 	a, s := inProcess(t, policy)
@@ -398,7 +398,7 @@ func TestWatchHTTP(t *testing.T) {
 	}
 	url := serveHTTP(t, h) + "/admin/v1/watch"
 	if code, body := ask(t, "POST", url, `{"rule":"shop.nothing.here"}`); code != http.StatusNotFound || !strings.Contains(body, "no rule shop.nothing.here") {
-		t.Errorf("a rule that there is not: %d %s", code, body)
+		t.Errorf("an unknown rule: %d %s", code, body)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(`{"domain":"shop"}`))
@@ -409,7 +409,7 @@ func TestWatchHTTP(t *testing.T) {
 	var client http.Client
 	testkit.Run(t, func(context.Context) error {
 		defer close(lines)
-		answer, err := client.Do(r) // which returns with the first line
+		answer, err := client.Do(r) // returns with the first line
 		if err != nil {
 			return err
 		}
@@ -439,19 +439,19 @@ func TestWatchHTTP(t *testing.T) {
 			}
 		}
 		if err := json.Unmarshal([]byte(line), &m); err != nil || len(m.Result.Decisions) == 0 || m.Result.Decisions[0].Rule != "shop.user" {
-			t.Errorf("a line is %s, %v", line, err)
+			t.Errorf("line %s, %v", line, err)
 		}
 	}
 	close(stop)
 	hits.Wait()
 	cancel()
-	for range lines { // until the watcher has gone
+	for range lines { // until the watcher has stopped
 	}
 	client.CloseIdleConnections()
 }
 
-// TestAuditOfStrangers: calls that are failed are counted by caller, whether their permission lacks or what they ask for cannot be, and
-// push out nothing that was changed.
+// TestAuditOfStrangers: failed calls are counted by caller, whether they lack permission or are invalid. They displace no change
+// from the audit log.
 func TestAuditOfStrangers(t *testing.T) {
 	_, s := inProcess(t, access.Policy{Socket: socketPath})
 	q := &adminv1.BlockRequest{Domain: "shop", Entries: entries("user", "u1"), For: durationpb.New(time.Hour)}
@@ -481,10 +481,10 @@ func TestAuditOfStrangers(t *testing.T) {
 		}
 	}
 	if len(all) != 3 || all[0].GetMethod() != "Block" || all[0].GetTime().AsTime().Equal(all[1].GetTime().AsTime()) {
-		t.Errorf("the audit has %d acts, want the three that were done: %v", len(all), all)
+		t.Errorf("the audit log has %d acts, want the three changes: %v", len(all), all)
 	}
 	if len(failed) != 2 {
-		t.Fatalf("failed calls are %v, want those of two callers", failed)
+		t.Fatalf("failed calls %v, want those of two callers", failed)
 	}
 	for _, r := range failed {
 		if r.GetCount() != audit.MaxActs+1 || r.GetFrom() == "10.1.2.3" != (r.GetCode() == "PermissionDenied" && r.GetBy() == "") {

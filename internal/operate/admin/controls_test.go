@@ -21,7 +21,7 @@ func block(domain string, d time.Duration, kvs ...string) *adminv1.BlockRequest 
 	return &adminv1.BlockRequest{Domain: domain, Entries: entries(kvs...), For: durationpb.New(d)}
 }
 
-// TestInvalidControls: what can never be in force is INVALID_ARGUMENT, and says what would be right.
+// TestInvalidControls: an invalid control is INVALID_ARGUMENT, and the error explains what is valid.
 func TestInvalidControls(t *testing.T) {
 	s := start(t, shop)
 	ctx := t.Context()
@@ -90,7 +90,7 @@ func TestInvalidControls(t *testing.T) {
 	}
 }
 
-// TestControlPages: a list comes in pages, sorted by domain and entries, with bytes that are no UTF-8 as they are.
+// TestControlPages: controls come in pages, sorted by domain and entries. Bytes that are not UTF-8 are preserved.
 func TestControlPages(t *testing.T) {
 	all := controls.New(controls.Config{})
 	s := startOn(t, shop, socket(t), admin.Config{Controls: all})
@@ -118,11 +118,12 @@ func TestControlPages(t *testing.T) {
 		}
 	}
 	if want := "other.\uFFFD\xff shop.u0 shop.u1 shop.u2 | shop.u3 shop.u4 | "; got != want {
-		t.Errorf("the pages have %q, want %q", got, want)
+		t.Errorf("pages %q, want %q", got, want)
 	}
 }
 
-// TestPagesOfLargeControls: a page is one that every client can receive, however large its controls are, and all of them come.
+// TestPagesOfLargeControls: all controls are listed, and every page is small enough for any client, however large the controls
+// are.
 func TestPagesOfLargeControls(t *testing.T) {
 	all := controls.New(controls.Config{})
 	s := startOn(t, shop, socket(t), admin.Config{Controls: all})
@@ -146,11 +147,11 @@ func TestPagesOfLargeControls(t *testing.T) {
 		}
 	}
 	if len(seen) != 500 {
-		t.Errorf("%d controls came, want 500", len(seen))
+		t.Errorf("%d controls, want 500", len(seen))
 	}
 }
 
-// TestEnormousControls: texts of any length are rejected, in a message that every client can receive.
+// TestEnormousControls: overlong texts are rejected with a message that is small enough for any client.
 func TestEnormousControls(t *testing.T) {
 	s := start(t, shop)
 	long, hour := strings.Repeat("x", 1<<20), durationpb.New(time.Hour)
@@ -174,7 +175,7 @@ func TestEnormousControls(t *testing.T) {
 		"top domain":       failing(t, s.Top, &adminv1.TopRequest{Rule: "shop.user", Domain: long}),
 	} {
 		if c := status.Code(err); c != codes.InvalidArgument && c != codes.NotFound {
-			t.Errorf("%s: the code is %v", name, c)
+			t.Errorf("%s: code %v", name, c)
 		}
 		if n := len(status.Convert(err).Message()); n > 2100 {
 			t.Errorf("%s: the message has %d bytes", name, n)

@@ -36,11 +36,11 @@ func TestPeek(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if key := got.GetCounter().GetKey(); !strings.HasPrefix(key, "rl:{") {
-		t.Errorf("key %q; want the name in a store", key)
+		t.Errorf("key %q; want the name in the backend", key)
 	}
 }
 
-// A value that is not UTF-8 has a counter of its own, which raw_value finds.
+// TestPeekRawValue: a value that is not UTF-8 has its own counter, which raw_value finds.
 func TestPeekRawValue(t *testing.T) {
 	s := start(t, shop)
 	s.hit(t, "shop", 2, "user", "\xff\xfe")
@@ -58,7 +58,7 @@ func TestReset(t *testing.T) {
 	s.hit(t, "shop", 3, "user", "u2")
 	dry, err := s.Reset(t.Context(), &adminv1.ResetRequest{Domain: "shop", Entries: entries("user", "u1"), DryRun: true})
 	if err != nil || dry.GetCounter().GetLeft() != 0 || s.log.String() != "" {
-		t.Errorf("a dry run: %v, %v, and the log has %q", dry, err, s.log.String())
+		t.Errorf("dry run: %v, %v, and the log has %q", dry, err, s.log.String())
 	}
 	got, err := s.Reset(t.Context(), &adminv1.ResetRequest{Domain: "shop", Entries: entries("user", "u1")})
 	if err != nil {
@@ -68,19 +68,20 @@ func TestReset(t *testing.T) {
 		t.Errorf("%v; want shop.user with 3 left", got)
 	}
 	if s.hit(t, "shop", 3, "user", "u1") {
-		t.Error("after the reset u1 is rejected")
+		t.Error("u1 is rejected after the reset")
 	}
 	if !s.hit(t, "shop", 1, "user", "u2") {
-		t.Error("the reset of u1 let u2 go")
+		t.Error("the reset of u1 has reset u2")
 	}
 	want := ` domain=shop keys=[user] what=reset reason="" before="shop.user: 0 left" after="shop.user: 3 left"`
 	if log := s.log.String(); !strings.HasPrefix(log, "time=") || !strings.Contains(log, `msg="an operator made a change" method=Reset `) ||
 		!strings.Contains(log, ` by="this machine" from="unix socket"`) || !strings.Contains(log, want) || strings.Contains(log, "u1") {
-		t.Errorf("the log does not tell who reset what and when, or tells of values: %q", log)
+		t.Errorf("the log lacks the caller or the subject of the reset, or contains values: %q", log)
 	}
 }
 
-// Row 15 of algorithms.md: a reset while a penalty runs is rejected unless forced, and told how long it still runs.
+// TestResetDuringPenalty is row 15 of algorithms.md: during a penalty, a reset fails unless forced, and its error tells the
+// remaining time.
 func TestResetDuringPenalty(t *testing.T) {
 	s := start(t, shop)
 	s.hit(t, "shop", 2, "login", "bob")
@@ -97,7 +98,7 @@ func TestResetDuringPenalty(t *testing.T) {
 		t.Errorf("Peek: %v, %v; want rejections and a penalty of 210 s", peek, err)
 	}
 	if !s.hit(t, "shop", 1, "login", "bob") {
-		t.Error("a rejected reset ended the penalty")
+		t.Error("a failed reset ended the penalty")
 	}
 
 	q.Force = true
@@ -105,7 +106,7 @@ func TestResetDuringPenalty(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.hit(t, "shop", 2, "login", "bob") {
-		t.Error("after a forced reset a hit is rejected")
+		t.Error("a hit is rejected after a forced reset")
 	}
 }
 
@@ -113,7 +114,7 @@ func TestExplain(t *testing.T) {
 	s := start(t, shop)
 	for _, over := range []bool{false, false, false, true} {
 		if got := s.hit(t, "shop", 1, "user", "u1"); got != over {
-			t.Fatalf("a hit: over = %t; want %t", got, over)
+			t.Fatalf("hit: over = %t; want %t", got, over)
 		}
 	}
 	s.hit(t, "shop", 2, "quiet", "q")
@@ -163,15 +164,15 @@ func TestExplain(t *testing.T) {
 	}
 	steps := got.GetDescriptors()[0].GetSteps()
 	if len(steps) == 0 || steps[0].GetEntry() != "user=u1" || steps[0].GetText() == "" {
-		t.Errorf("steps %v; want the first to tell what user=u1 met", steps)
+		t.Errorf("steps %v; want the first to explain user=u1", steps)
 	}
 	again, err := s.Peek(t.Context(), &adminv1.PeekRequest{Domain: "shop", Entries: entries("user", "u2")})
 	if err != nil || again.GetCounter().GetLeft() != 3 {
-		t.Errorf("after explaining, Peek: %v, %v; want 3 left", again, err)
+		t.Errorf("Peek after Explain: %v, %v; want 3 left", again, err)
 	}
 }
 
-// summary is an explanation in a line.
+// summary formats an explanation as one line.
 func summary(e *adminv1.Explanation) string {
 	var b strings.Builder
 	b.WriteString(strings.TrimPrefix(e.GetOutcome().String(), "OUTCOME_"))
@@ -219,7 +220,7 @@ func TestExplainReplaces(t *testing.T) {
 	}
 	limits := got.GetDescriptors()[0].GetCounter().GetLimits()
 	if len(limits) != 1 || limits[0].GetUnit() != adminv1.Unit_UNIT_DAY {
-		t.Errorf("limits in force %v; want the one per day, because boss replaces the other", limits)
+		t.Errorf("limits in force %v; want only the one per day, because boss replaces the other", limits)
 	}
 }
 

@@ -34,8 +34,8 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// domainCalls has requests of every method, in JSON: one about the domain of a token, and, where there is such a thing, one about
-// another domain or the whole server, for which the token is not good.
+// domainCalls has JSON requests for every method: one for the token's own domain, and one for another domain or the whole server,
+// if the method has such a request.
 var domainCalls = map[string]struct{ own, other string }{
 	"ListRules":    {`{}`, ``},
 	"Explain":      {`{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"u"}]}]}`, `{"domain":"bank","descriptors":[{"entries":[{"key":"user","value":"u"}]}]}`},
@@ -50,11 +50,11 @@ var domainCalls = map[string]struct{ own, other string }{
 	"Top":          {`{}`, `{"domain":"bank"}`},
 	"Watch":        {`{}`, `{"domain":"bank"}`},
 	"Status":       {`{}`, ``},
-	"Lift":         {``, ``}, // of IDs, which TestLiftInDomains has
+	"Lift":         {``, ``}, // takes IDs; see TestLiftInDomains
 	"ReloadRules":  {``, `{}`},
 	"Drain":        {``, `{"dryRun":true}`},
 
-	// A tenant is on a plan in all domains.
+	// A tenant has its plan in all domains.
 	"GetTenant":     {``, `{"tenant":"acme"}`},
 	"SetTenant":     {``, `{"tenant":{"tenant":"acme","plan":"gold"}}`},
 	"UnsetTenant":   {``, `{"tenant":"acme"}`},
@@ -62,7 +62,7 @@ var domainCalls = map[string]struct{ own, other string }{
 	"ImportTenants": {``, `{"tenants":[{"tenant":"acme","plan":"gold"}]}`},
 }
 
-// twoDomains is a server with rules of two domains, hits and controls in both, and a token for one of them: ann's.
+// twoDomains returns a server with rules of two domains, hits and controls in both, and ann's token for one of them.
 func twoDomains(t *testing.T) (s *server, addr, web string) {
 	t.Helper()
 	policy := access.Policy{
@@ -86,7 +86,8 @@ func twoDomains(t *testing.T) (s *server, addr, web string) {
 	return s, ln.Addr().String(), serveHTTP(t, h)
 }
 
-// TestTurns: calls with tokens for some domains leave room for others while they wait for the store, and one caller has so many at most.
+// TestTurns: calls with tokens for some domains leave turns for others while they wait for the backend. The calls of one caller
+// are bounded.
 func TestTurns(t *testing.T) {
 	db := redistest.Start(t)
 	b, err := redis.New(redis.Config{URL: db.Addr(), OpTimeout: 10 * time.Second, DialTimeout: 10 * time.Second})
@@ -125,7 +126,7 @@ func TestTurns(t *testing.T) {
 		return status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), "32 of your calls are in progress")
 	})
 	if _, err := s.ListRules(bearer(t.Context(), "Bearer all"), &adminv1.ListRulesRequest{}); err != nil {
-		t.Errorf("with a token without domains: %v", err)
+		t.Errorf("a token without domains: %v", err)
 	}
 	close(done)
 	all.Wait()
@@ -133,17 +134,17 @@ func TestTurns(t *testing.T) {
 	testkit.Eventually(t, "calls are answered again", func() bool { return blocks("some") == nil && blocks("all") == nil })
 }
 
-// check checks that a call was denied or not, and that nothing of the other domain is in the answer.
+// check checks whether a call was denied, and that its answer reveals nothing of the other domain.
 func check(t *testing.T, what string, denied, want bool, answer string) {
 	t.Helper()
 	if denied == want {
 		t.Errorf("%s: denied %v: %s", what, denied, answer)
 	}
 	if want && strings.Contains(answer, "bank") {
-		t.Errorf("%s shows another domain: %s", what, answer)
+		t.Errorf("%s reveals another domain: %s", what, answer)
 	}
 	if !want && !strings.Contains(answer, "your token is limited to the domains shop, other") {
-		t.Errorf("%s does not say why it is denied: %s", what, answer)
+		t.Errorf("%s does not explain the denial: %s", what, answer)
 	}
 }
 
@@ -156,8 +157,8 @@ func overGRPC(t *testing.T, conn *grpc.ClientConn, token, method, query string) 
 	return codes.OK, protojson.Format(answer)
 }
 
-// invoke makes a call. A stream is answered once it has begun.
-func invoke(t *testing.T, ctx context.Context, conn *grpc.ClientConn, method, query string) (answer proto.Message, err error) { //nolint:ireturn,revive // any message; t is first
+// invoke makes a call. It returns an empty answer for a stream that has begun.
+func invoke(t *testing.T, ctx context.Context, conn *grpc.ClientConn, method, query string) (answer proto.Message, err error) { //nolint:ireturn,revive // any message; t comes first
 	t.Helper()
 	message := func(kind string) proto.Message {
 		m, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName("ratelimitd.admin.v1." + method + kind))
@@ -215,31 +216,31 @@ func overHTTP(t *testing.T, verb, at, token, query string) (code int, answer str
 	return a.StatusCode, string(text)
 }
 
-// TestLiftInDomains: controls of other domains are none to a token that is not good for them, also among those of its own.
+// TestLiftInDomains: a token cannot lift controls of other domains, even together with its own.
 func TestLiftInDomains(t *testing.T) {
 	s, _, _ := twoDomains(t)
 	all, err := s.ListControls(bearer(t.Context(), "Bearer all"), &adminv1.ListControlsRequest{})
 	if err != nil || len(all.GetControls()) != 2 {
 		t.Fatalf("%v, %v", all, err)
 	}
-	bank, own := all.GetControls()[0].GetId(), all.GetControls()[1].GetId() // by domain
+	bank, own := all.GetControls()[0].GetId(), all.GetControls()[1].GetId() // sorted by domain
 	ann := bearer(t.Context(), "Bearer some")
 	for _, ids := range [][]string{{bank}, {own, bank}, {"0123456789abcdef"}} {
 		_, err := s.Lift(ann, &adminv1.LiftRequest{Ids: ids})
 		wantStatus(t, err, codes.NotFound, "no such control is active")
 	}
 	if a, err := s.Lift(ann, &adminv1.LiftRequest{Ids: []string{own}}); err != nil || len(a.GetLifted()) != 1 {
-		t.Errorf("its own: %v, %v", a, err)
+		t.Errorf("its own control: %v, %v", a, err)
 	}
 	if a, err := s.Audit(ann, &adminv1.AuditRequest{}); err != nil || !strings.Contains(fmt.Sprint(a), `by:"ann"`) || strings.Contains(fmt.Sprint(a), "bank") {
-		t.Errorf("the audit of its own domain: %v, %v", a, err)
+		t.Errorf("the audit log of its own domain: %v, %v", a, err)
 	}
 	if a, err := s.ListControls(bearer(t.Context(), "Bearer bank"), &adminv1.ListControlsRequest{}); err != nil || len(a.GetControls()) != 1 {
-		t.Errorf("the other one: %v, %v", a, err)
+		t.Errorf("the other control: %v, %v", a, err)
 	}
 }
 
-// TestWatchInDomains: who watches with a token for a domain gets no decision of another one, and neither does top count them.
+// TestWatchInDomains: a watcher with a token for one domain gets no decisions of others, and Top does not count them.
 func TestWatchInDomains(t *testing.T) {
 	s, _, _ := twoDomains(t)
 	ann := bearer(t.Context(), "Bearer some")
@@ -263,11 +264,11 @@ func TestWatchInDomains(t *testing.T) {
 	_, err = s.Block(ann, &adminv1.BlockRequest{Domain: "bank", Entries: entries("user", "u"), For: durationpb.New(time.Hour)})
 	wantStatus(t, err, codes.PermissionDenied, `your token is limited to the domains shop, other and does not cover "bank"`)
 	if log := s.log.String(); !strings.Contains(log, "a change failed") || !strings.Contains(log, "by=ann") {
-		t.Errorf("the log does not tell who was denied: %s", log)
+		t.Errorf("the log does not name the denied caller: %s", log)
 	}
 }
 
-// TestTokenIsReplaced: who watches with a token does so for as long as it is good for that.
+// TestTokenIsReplaced: a watch ends once its token is no longer valid.
 func TestTokenIsReplaced(t *testing.T) {
 	file := tokenFile(t, "ann[domains=shop]: some\nbob[domains=shop]: other")
 	s := startOn(t, shop, testkit.Listen(t), admin.Config{Access: access.Policy{TokenFile: file}})
@@ -280,13 +281,13 @@ func TestTokenIsReplaced(t *testing.T) {
 	wantStatus(t, err, codes.PermissionDenied, "the permissions of your token have changed: start again")
 }
 
-// TestDomainsInFiles: the domains of a token are read, and what is wrong with them is said with its line.
+// TestDomainsInFiles: the domains of tokens are parsed, and errors in them name the line.
 func TestDomainsInFiles(t *testing.T) {
 	for text, want := range map[string][]string{
 		"ann[domains=shop]: one":                    {"shop"},
 		"bob: two\nann[domains=shop,a.b/c:d]:  one": {"shop", "a.b/c:d"},
 		"ann: one": nil,
-		"x[y]z":    nil, // a token, as ever
+		"x[y]z":    nil, // a token without a name
 	} {
 		all, err := access.ReadTokens(tokenFile(t, text))
 		if err != nil || strings.Join(all[len(all)-1].Domains, " ") != strings.Join(want, " ") || want != nil && all[len(all)-1].Text != "one" {
@@ -304,9 +305,9 @@ func TestDomainsInFiles(t *testing.T) {
 	}
 }
 
-// permissions has the code with which each kind of token is answered: a wrong one, those of root, of ann (shop, other), and of bob (bank),
-// which are for changes, and those of sue and of eve (shop), which are for looking. A request is about the domain shop, about another
-// one or the whole server, or, with none, about no domain in particular.
+// permissions has the code of each call by kind of token: a wrong one, those for changes of root (all), ann (shop, other) and bob
+// (bank), and those for reading of sue (all) and eve (shop). A request is about the domain shop, about another domain or the
+// whole server, or, with none, about no particular domain.
 const permissions = `
                     wrong              all                some               bank               read               look
 Watch own           Unauthenticated    OK                 OK                 OK                 OK                 OK
@@ -343,8 +344,8 @@ ListTenants other   Unauthenticated    OK                 PermissionDenied   Per
 ImportTenants other Unauthenticated    InvalidArgument    PermissionDenied   PermissionDenied   PermissionDenied   PermissionDenied
 `
 
-// TestPermissions: what a token is good for is the same over gRPC and over HTTP, for every method and domain. With a token for some
-// domains nothing shows or changes what is in another one.
+// TestPermissions: a token has the same permissions over gRPC and HTTP, for every method and domain. A token for some domains
+// cannot read or change others.
 func TestPermissions(t *testing.T) {
 	_, addr, web := twoDomains(t)
 	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -372,7 +373,7 @@ func TestPermissions(t *testing.T) {
 	for _, m := range methods {
 		calls, known := domainCalls[m]
 		if !known {
-			t.Errorf("%s is not in the table: say what a token for some domains may do with it", m)
+			t.Errorf("%s is not in the table: add requests for a token for some domains", m)
 		}
 		if m == "Lift" {
 			calls.own = `{"ids":["0123456789abcdef"]}`
@@ -405,7 +406,7 @@ func TestPermissions(t *testing.T) {
 	}
 }
 
-// TestProblemsInDomains: what is wrong with rules is for those who may see their domain, and its text for those who may change something.
+// TestProblemsInDomains: callers see problems of rules only in their domains, and the text only if they may make changes.
 func TestProblemsInDomains(t *testing.T) {
 	all := descriptors.Problems{
 		{File: "a.yaml", Domain: "shop", Path: "shop.user", Text: "secret warning", Bare: "warning", Warning: true},

@@ -53,7 +53,7 @@ func TestNotFound(t *testing.T) {
 	}
 }
 
-// broken is a store that is down.
+// broken is a backend that is down.
 type broken struct{}
 
 func (broken) Apply(_ context.Context, ops []backend.Op) {
@@ -77,7 +77,7 @@ func TestUnavailable(t *testing.T) {
 	wantStatus(t, failing(t, down.Reset, reset), codes.Unavailable, "connection refused")
 }
 
-// Without the store, Explain names the rule, the fallback, and the outcome that it leads to.
+// TestExplainWithoutStore: without the backend, Explain names the rule, the fallback, and its outcome.
 func TestExplainWithoutStore(t *testing.T) {
 	t.Parallel()
 	s := &server{}

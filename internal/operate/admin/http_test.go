@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestHTTPSaysWhatIsWrong: what cannot be what the caller meant is rejected, and says what would be right; nothing is done.
+// TestHTTPSaysWhatIsWrong: an invalid request fails without effect, and its error explains what is valid.
 func TestHTTPSaysWhatIsWrong(t *testing.T) {
 	policy := access.Policy{TokenFile: tokenFile(t, "secret")}
 	a, _ := inProcess(t, policy)
@@ -54,7 +54,7 @@ func TestHTTPSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// TestStrangersTakeNoTurns: a client that shows no token, or a wrong one, and sends the body slowly, keeps no one out.
+// TestStrangersTakeNoTurns: a client without a valid token that sends its body slowly delays no other client.
 func TestStrangersTakeNoTurns(t *testing.T) {
 	const token = "0123456789abcdef0123456789abcdef"
 	policy := access.Policy{TokenFile: tokenFile(t, token), Guard: access.NewGuard(nil)}
@@ -80,9 +80,9 @@ func TestStrangersTakeNoTurns(t *testing.T) {
 		}
 		if i%2 == 0 {
 			waiting = append(waiting, conn)
-		} else { // it is answered although its body never comes, so all of these are past where they could take a turn
+		} else { // answered without its body, so this call no longer competes for a turn
 			if answer, err := io.ReadAll(io.LimitReader(conn, 12)); string(answer) != "HTTP/1.1 401" {
-				t.Fatalf("a stranger is answered %q, %v", answer, err)
+				t.Fatalf("answer to a stranger: %q, %v", answer, err)
 			}
 		}
 	}
@@ -97,9 +97,9 @@ func TestStrangersTakeNoTurns(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _ = answer.Body.Close(); answer.StatusCode != http.StatusOK {
-		t.Errorf("the operator is answered %s", answer.Status)
+		t.Errorf("answer to the operator: %s", answer.Status)
 	}
-	for _, conn := range waiting { // until nothing sleeps any more
+	for _, conn := range waiting { // until no call sleeps
 		if _, err := io.ReadFull(conn, make([]byte, 12)); err != nil {
 			t.Error(err)
 		}

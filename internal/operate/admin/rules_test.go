@@ -25,7 +25,7 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write testdata/rules.json")
 
-// full has a rule of each algorithm, and every key that a rule may have.
+// full has a rule of each algorithm and every key of a rule.
 const full = `domain: d
 descriptors:
   - key: fixed
@@ -61,7 +61,7 @@ descriptors:
     rate_limit: {unit: week, requests_per_unit: 2, calendar: true}
 `
 
-// TestListRules: each rule comes with all that it has, in JSON as in messages.
+// TestListRules: ListRules and the JSON format contain all properties of a rule.
 func TestListRules(t *testing.T) {
 	var b strings.Builder
 	if err := admin.WriteRulesJSON(&b, nil); err != nil || b.String() != "{\"rules\":[\n]}\n" {
@@ -85,11 +85,11 @@ func TestListRules(t *testing.T) {
 		t.Errorf("%d rules (-JSON +messages):\n%s", got.GetTotal(), diff)
 	}
 	if err := admin.WriteRulesJSON(fullWriter{}, s.limiter.Rules()); !errors.Is(err, errFull) {
-		t.Errorf("a writer that fails: %v; want its error", err)
+		t.Errorf("a failing writer: %v; want its error", err)
 	}
 }
 
-// numbered are n rules, d.k0 to d.k(n-1), each with a name of so many bytes.
+// numbered returns n rules, d.k0 to d.k(n-1), each with a name of size bytes.
 func numbered(n, size int) string {
 	var b strings.Builder
 	b.WriteString("domain: d\ndescriptors:\n")
@@ -100,7 +100,7 @@ func numbered(n, size int) string {
 	return b.String()
 }
 
-// Pages give every rule once, in order, and stay below what a client takes by default, 4 MiB.
+// TestListRulesPages: pages list every rule once, in order, and are smaller than gRPC's default maximum of 4 MiB.
 func TestListRulesPages(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -130,7 +130,7 @@ func TestListRulesPages(t *testing.T) {
 					t.Fatal(err)
 				}
 				if int(a.GetTotal()) != tt.want {
-					t.Fatalf("%d in all, want %d", a.GetTotal(), tt.want)
+					t.Fatalf("total %d, want %d", a.GetTotal(), tt.want)
 				}
 				if n := len(a.GetRules()); tt.page > 0 && tt.page < 1000 && n > int(tt.page) || n > 1000 {
 					t.Fatalf("a page of %d rules", n)
@@ -157,8 +157,8 @@ func TestListRulesPages(t *testing.T) {
 	}
 }
 
-// A page token from before a reload that changed the rules in question is rejected, because the pages would not fit
-// together.
+// TestListRulesReload: a page token from before a reload that changed the rules is rejected, because the pages would be
+// inconsistent.
 func TestListRulesReload(t *testing.T) {
 	s := start(t, numbered(10, 1))
 	first, err := s.ListRules(t.Context(), &adminv1.ListRulesRequest{PageSize: 5})
@@ -176,7 +176,7 @@ func TestListRulesReload(t *testing.T) {
 	}
 	s.load(t, numbered(10, 1))
 	if a, err := s.ListRules(t.Context(), next); err != nil || len(a.GetRules()) != 5 {
-		t.Errorf("with the same rules again: %v, %v; want the other five", a, err)
+		t.Errorf("with unchanged rules: %v, %v; want the other five", a, err)
 	}
 }
 
@@ -221,36 +221,36 @@ shop.u: unit=UNKNOWN requests_per_unit=0, shadow_mode: false, quota_mode: false
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(regexp.MustCompile(`(?m)^#.*\n`).ReplaceAllString(want, ""), b.String()); diff != "" {
-		t.Errorf("as envoyproxy/ratelimit has it (-want +got):\n%s", diff)
+		t.Errorf("format of envoyproxy/ratelimit (-want +got):\n%s", diff)
 	}
 	if err := admin.WriteRules(fullWriter{}, s.limiter.Rules()); !errors.Is(err, errFull) {
-		t.Errorf("a writer that fails: %v; want its error", err)
+		t.Errorf("a failing writer: %v; want its error", err)
 	}
 }
 
 var errFull = errors.New("full")
 
-// fullWriter takes nothing.
+// fullWriter fails every write.
 type fullWriter struct{}
 
 func (fullWriter) Write([]byte) (int, error) { return 0, errFull }
 
-// The message of a limit has a value for each algorithm, and a field for each parameter.
+// TestMessageHasWhatTheEngineHas: the message of a limit has a value for each algorithm and a field for each parameter.
 func TestMessageHasWhatTheEngineHas(t *testing.T) {
 	for a := range engine.Algorithms() {
 		if name := "ALGORITHM_" + strings.ToUpper(a.String()); adminv1.Algorithm_value[name] == 0 {
-			t.Errorf("admin.proto has no %s", name)
+			t.Errorf("admin.proto lacks %s", name)
 		}
 	}
 	fields := (&adminv1.Limit{}).ProtoReflect().Descriptor().Fields()
 	for p := range engine.Parameters() {
 		if fields.ByName(protoreflect.Name(p.String())) == nil {
-			t.Errorf("admin.proto has no field %s in Limit", p)
+			t.Errorf("admin.proto lacks the field %s in Limit", p)
 		}
 	}
 }
 
-// The state of each rule says where it is, even where domains and keys have dots, what it has done, and what stands above it.
+// TestRuleStates: the state of a rule has its levels, even if domains and keys contain dots, its tally, and its controls.
 func TestRuleStates(t *testing.T) {
 	t.Parallel()
 	s := start(t, `domain: shop.eu

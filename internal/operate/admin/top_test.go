@@ -66,20 +66,20 @@ func TestTop(t *testing.T) {
 			for _, e := range a.GetEntries() {
 				got = append(got, fmt.Sprintf("%s %s %d %d", e.GetRule(), entryText(e.GetEntries()), e.GetHits(), e.GetRejected()))
 				if e.GetHitsError()+e.GetRejectedError() > 0 {
-					t.Errorf("there is an error in %v, though all are counted", e)
+					t.Errorf("%v has an error, though all hits are counted", e)
 				}
 			}
 			if !slices.Equal(got, c.want) {
-				t.Errorf("the entries are %q, want %q", got, c.want)
+				t.Errorf("entries %q, want %q", got, c.want)
 			}
 			if a.GetSampledOneIn() != 1 || a.GetUnknownHits() != 0 || a.GetFrom().AsTime().After(a.GetTo().AsTime()) {
-				t.Errorf("the rest of the answer is %v", a)
+				t.Errorf("the rest of the answer: %v", a)
 			}
 		})
 	}
 }
 
-// TestTopRules: rules come with what their descriptors add up to.
+// TestTopRules: the totals of a rule are the sums of its descriptors.
 func TestTopRules(t *testing.T) {
 	s := start(t, topRules)
 	s.hit(t, "shop", 2, "user", "ann")
@@ -107,24 +107,24 @@ func TestTopRules(t *testing.T) {
 	}
 	for _, q := range []*adminv1.TopRequest{{Rule: "shop.path"}, {Entries: []*adminv1.EntryFilter{{Key: "path"}}}} {
 		if a, err := s.Top(t.Context(), q); err != nil || len(a.GetRules()) > 0 || len(a.GetEntries()) != 1 {
-			t.Errorf("%v is answered %v, %v", q, a, err)
+			t.Errorf("%v: %v, %v", q, a, err)
 		}
 	}
 }
 
-//nolint:ireturn // as gRPC has it
+//nolint:ireturn // signature of gRPC
 func watching(t *testing.T, s *server, q *adminv1.WatchRequest) adminv1.AdminService_WatchClient {
 	t.Helper()
 	return watchingAs(t, t.Context(), s, q)
 }
 
-func watchingAs(t *testing.T, ctx context.Context, s *server, q *adminv1.WatchRequest) adminv1.AdminService_WatchClient { //nolint:ireturn,revive // as gRPC has it; t is first
+func watchingAs(t *testing.T, ctx context.Context, s *server, q *adminv1.WatchRequest) adminv1.AdminService_WatchClient { //nolint:ireturn,revive // signature of gRPC; t comes first
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	t.Cleanup(cancel)
 	stream, err := s.Watch(ctx, q)
 	if err == nil {
-		_, err = stream.Header() // from then on nothing is missed
+		_, err = stream.Header() // no decision is missed after this
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -150,7 +150,7 @@ func TestWatch(t *testing.T) {
 			got = append(got, fmt.Sprintf("%s %s %s %q %v %v %d left %d %s", d.GetCaller(), d.GetDomain(), entryText(d.GetEntries()), d.GetRule(),
 				d.GetOutcome(), d.GetSource(), d.GetHits(), d.GetLeft(), d.GetLimit()))
 			if time.Since(d.GetTime().AsTime()).Abs() > time.Minute {
-				t.Errorf("the time is %v", d.GetTime().AsTime())
+				t.Errorf("time %v", d.GetTime().AsTime())
 			}
 		}
 	}
@@ -160,11 +160,11 @@ func TestWatch(t *testing.T) {
 		`10.0.0.7:51234 shop other=x "" OUTCOME_NO_LIMIT SOURCE_UNSPECIFIED 1 left 0 `,
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("the decisions are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("decisions\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	a, err := rejected.Recv()
-	if err != nil || len(a.GetDecisions()) != 1 || entryText(a.GetDecisions()[0].GetEntries()) != "user=bob" || a.GetDecisions()[0].GetRetryAfter() != nil { // 4 of 3 never pass
-		t.Errorf("the rejected one is %v, %v", a, err)
+	if err != nil || len(a.GetDecisions()) != 1 || entryText(a.GetDecisions()[0].GetEntries()) != "user=bob" || a.GetDecisions()[0].GetRetryAfter() != nil { // 4 of 3 are never admitted
+		t.Errorf("rejected: %v, %v", a, err)
 	}
 	lines, skipped := 0, uint64(0)
 	for lines+int(skipped) < 3 {
@@ -175,11 +175,11 @@ func TestWatch(t *testing.T) {
 		lines, skipped = lines+len(a.GetDecisions()), skipped+a.GetSkipped()
 	}
 	if lines == 3 {
-		t.Error("three lines in a second, and one was wanted")
+		t.Error("three lines in a second, want one")
 	}
 }
 
-// A caller that does not read loses lines, is told how many, and holds no one up.
+// TestSlowWatcher: a slow caller loses lines, learns their number, and delays no decision.
 func TestSlowWatcher(t *testing.T) {
 	s := start(t, topRules)
 	slow := watching(t, s, &adminv1.WatchRequest{MaxPerSecond: 10_000})
@@ -198,11 +198,11 @@ func TestSlowWatcher(t *testing.T) {
 		lines, missed = lines+len(a.GetDecisions()), missed+a.GetLost()+a.GetSkipped()
 	}
 	if lines+int(missed) != asked || missed == 0 {
-		t.Errorf("of %d lines %d came, and %d were missed", asked, lines, missed)
+		t.Errorf("%d lines: %d arrived, and %d were missed", asked, lines, missed)
 	}
 }
 
-// TestTopReserved: what is reserved is said of rules that reserve, and not of one of another domain that has the same path.
+// TestTopReserved: Top reports reserved hits only for rules that reserve, not for a rule with the same path in another domain.
 func TestTopReserved(t *testing.T) {
 	s := start(t, "")
 	s.load(t, `
@@ -229,7 +229,7 @@ descriptors:
 		got = append(got, fmt.Sprintf("%s %d %t", e.GetDomain(), e.GetHits(), e.Reserved != nil))
 	}
 	if want := []string{"shop.eu 2 true", "shop 1 false"}; !slices.Equal(got, want) {
-		t.Errorf("the entries, and whether they say what is reserved, are %q, want %q", got, want)
+		t.Errorf("entries, and whether they have reserved hits: %q, want %q", got, want)
 	}
 }
 
@@ -272,7 +272,7 @@ func TestTopAndWatchRejectBadInput(t *testing.T) {
 		check := func(err error) {
 			t.Helper()
 			if got := status.Convert(err); got.Code() != c.code || got.Message() != c.text {
-				t.Errorf("the error is %v: %s\nwant %v: %s", got.Code(), got.Message(), c.code, c.text)
+				t.Errorf("error %v: %s\nwant %v: %s", got.Code(), got.Message(), c.code, c.text)
 			}
 		}
 		if c.top != nil {
@@ -299,11 +299,11 @@ func TestWatchersAreBounded(t *testing.T) {
 		_, err = stream.Recv()
 	}
 	if got := status.Convert(err); got.Code() != codes.ResourceExhausted || !strings.HasSuffix(got.Message(), "end one of them") {
-		t.Errorf("the ninth gets %v", err)
+		t.Errorf("the ninth watcher: %v", err)
 	}
 }
 
-// Who may not see values sees the keys, the rules, and which values are the same.
+// TestMaskedValues: a caller without permission for values sees keys, rules, and which values are equal.
 func TestMaskedValues(t *testing.T) {
 	s := startOn(t, topRules, testkit.Listen(t), admin.Config{Access: access.Policy{ReadTokenFile: tokenFile(t, "looks")}})
 	ctx := bearer(t.Context(), "Bearer looks")
@@ -313,24 +313,24 @@ func TestMaskedValues(t *testing.T) {
 	s.hit(t, "shop", 1, "path", "ann")
 	a, err := s.Top(ctx, &adminv1.TopRequest{})
 	if err != nil || len(a.GetEntries()) != 3 {
-		t.Fatalf("the answer is %v, %v", a, err)
+		t.Fatalf("answer %v, %v", a, err)
 	}
 	if all := a.String(); strings.Contains(all, "ann") || strings.Contains(all, "bob") || !strings.Contains(all, "shop.user") {
-		t.Errorf("the answer is %s", all)
+		t.Errorf("answer %s", all)
 	}
 	value := a.GetEntries()[0].GetEntries()[0].GetValue()
 	if same := a.GetEntries()[1].GetEntries()[0].GetValue(); value != same || !strings.HasPrefix(value, "#") {
-		t.Errorf("the same value is once %s and once %s", value, same)
+		t.Errorf("the same value is %s and %s", value, same)
 	}
 	w, err := stream.Recv()
 	if err != nil || w.GetDecisions()[0].GetEntries()[0].GetValue() != value || strings.Contains(w.String(), "ann") {
-		t.Errorf("the watcher gets %v, %v", w, err)
+		t.Errorf("watcher: %v, %v", w, err)
 	}
 	byValue := []*adminv1.EntryFilter{{Key: "user", Value: new("ann")}}
 	if _, err := s.Top(ctx, &adminv1.TopRequest{Entries: byValue}); status.Code(err) != codes.PermissionDenied {
-		t.Errorf("a filter by a value gets %v", err)
+		t.Errorf("a filter by value: %v", err)
 	}
 	if _, err := s.Top(ctx, &adminv1.TopRequest{Entries: []*adminv1.EntryFilter{{Key: "user"}}}); err != nil {
-		t.Errorf("a filter by a key gets %v", err)
+		t.Errorf("a filter by key: %v", err)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/access"
 )
 
-// Callers on this machine who may only look keep none out who has the same name and may change something.
+// TestTurnsOfOneName: read-only callers on this machine do not block a caller of the same name with more permissions.
 func TestTurnsOfOneName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -28,10 +28,10 @@ func TestTurnsOfOneName(t *testing.T) {
 		}
 		synctest.Wait()
 		if _, err := turns.take(ctx, looks); status.Code(err) != codes.ResourceExhausted {
-			t.Errorf("one more that looks: %v", err)
+			t.Errorf("another read-only caller: %v", err)
 		}
 		if end, err := turns.take(ctx, changes); err != nil {
-			t.Errorf("one that changes something: %v", err)
+			t.Errorf("a caller with all permissions: %v", err)
 		} else {
 			end()
 		}
