@@ -1,5 +1,5 @@
-// Package access decides who may do what is not for everyone who reaches a listener: call the admin API, look at the console, take profiles.
-// A [Policy] says who is let in, and as [Who]. A [Guard] slows those down who guess tokens.
+// Package access authenticates and authorizes callers of the admin API, the console, and profiles. A [Policy] checks a caller and
+// returns its identity and permissions as [Who]. A [Guard] slows down clients that guess tokens.
 //
 // This package is optional: the core works without it.
 package access
@@ -29,60 +29,59 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/certs"
 )
 
-// Policy decides who is let in on a listener.
+// Policy authorizes callers on a listener.
 //
-// Callers on the admin socket are the user of this process, and may do everything. With tokens or names of certificates all
-// others need one, wherever they call from. Without any, only callers on this machine may look, and nothing can be changed: on
-// a unix socket, whose file mode says who they are, or from 127.0.0.1 or ::1 exactly, for a proxy beside this process calls from
-// another loopback address on behalf of others, as Istio's does from 127.0.0.6. What counts is the address of the connection,
-// never what callers say about themselves.
+// Callers on the admin socket are the user of this process and have all permissions. If tokens or certificate names are
+// configured, all other callers need one, from any address. Otherwise callers on this machine may read, and no caller may change
+// anything. A caller is on this machine if it connects through a unix socket, whose file mode controls access, or from exactly
+// 127.0.0.1 or ::1: a proxy beside this process connects from another loopback address on behalf of remote clients, as Istio's
+// does from 127.0.0.6. Only the address of the connection counts, never a header.
 type Policy struct {
-	TokenFile      string       // ADMIN_TOKEN_FILE, for everything; it is read for each call with a token, so it may change
-	ReadTokenFile  string       // ADMIN_READ_TOKEN_FILE, for looking; likewise
-	Names          []string     // ADMIN_TLS_SAN: names of certificates, of which one is good for everything
-	ReadNames      []string     // ADMIN_READ_TLS_SAN: the same, for looking
-	ReadSeesValues bool         // whether those who may only look see values of end users
-	InClear        bool         // whether tokens are good also over a network without TLS
-	Socket         string       // the path of the admin socket; empty if there is none
-	Listener       net.Addr     // that those connect to who take profiles; nil counts as one that everyone can reach
-	Host           string       // the variable that says where it is, for errors: GRPC_HOST if empty
-	Guard          *Guard       // against those who guess; nil is none
-	Log            *slog.Logger // gets files that cannot be used; nil discards
+	TokenFile      string       // ADMIN_TOKEN_FILE: tokens with all permissions; read again for each call, so it may change
+	ReadTokenFile  string       // ADMIN_READ_TOKEN_FILE: read-only tokens; read again likewise
+	Names          []string     // ADMIN_TLS_SAN: certificate names with all permissions
+	ReadNames      []string     // ADMIN_READ_TLS_SAN: read-only certificate names
+	ReadSeesValues bool         // read-only callers see values of end users
+	InClear        bool         // accept tokens without TLS from other machines
+	Socket         string       // path of the admin socket; empty without one
+	Listener       net.Addr     // listener of profiles; nil means reachable by other machines
+	Host           string       // variable with the listener's address, for errors; GRPC_HOST if empty
+	Guard          *Guard       // slows down guesses; nil means no guard
+	Log            *slog.Logger // receives errors of token files; nil discards
 }
 
-// Caller is what is known of the sender of a call.
+// Caller describes the sender of a call.
 type Caller struct {
 	From          net.Addr
-	Authorization []string             // as sent
+	Authorization []string             // values of the header
 	TLS           *tls.ConnectionState // nil without TLS
-	OnSocket      bool                 // on the admin socket
+	OnSocket      bool                 // connected to the admin socket
 }
 
-// Who is a caller that a Policy has let in.
+// Who is an authorized caller.
 type Who struct {
-	Name   string // of the token or the certificate
-	From   string // the address
-	Full   bool   // it may change something
-	Masked bool   // values of end users have to be hidden
+	Name   string // of the token or certificate
+	From   string // address
+	Full   bool   // may make changes
+	Masked bool   // must not see values of end users
 
-	Domains []string // of which it is one that a call must be about; nil if it may be about all, and about the process
+	Domains []string // domains that calls may name; nil means all, and the whole process
 
 	Mask *[32]byte // key that hides values; see [Who.Hide]
 }
 
-// Limited reports whether w may see and change what belongs to some domains alone.
+// Limited reports whether w is restricted to some domains.
 func (w *Who) Limited() bool { return w.Domains != nil }
 
-// Narrow reports whether w may only look, or is limited to domains: of what all share there is always some for others.
+// Narrow reports whether w is read-only or limited to domains. Such callers may use only a part of shared resources.
 func (w *Who) Narrow() bool { return !w.Full || w.Limited() }
 
-// Sees reports whether w may see what belongs to a domain. What belongs to none, or to the whole process, is for those who are not
-// limited.
+// Sees reports whether w may see a domain. Only unlimited callers see what belongs to no domain, "".
 func (w *Who) Sees(domain string) bool {
 	return w.Domains == nil || slices.Contains(w.Domains, domain)
 }
 
-// DomainText names the domains of w, for messages.
+// DomainText lists the domains of w for messages.
 func (w *Who) DomainText() string {
 	text := strings.Join(w.Domains[:min(len(w.Domains), 10)], ", ")
 	if len(w.Domains) > 10 {
@@ -94,18 +93,18 @@ func (w *Who) DomainText() string {
 	return "the domains " + text
 }
 
-// Hide returns a text that stands for a value of an end user, which w may not see if it is Masked. The text is the same for the same value
-// and Mask, and without the Mask the value cannot be found by trying.
+// Hide returns a pseudonym for a value of an end user, for callers that are Masked. The same value and Mask give the same
+// pseudonym. Without the Mask, the value cannot be found by trying candidates.
 func (w *Who) Hide(value string) string {
 	h := hmac.New(sha256.New, w.Mask[:])
-	_, _ = h.Write([]byte(value)) // a hash takes everything
+	_, _ = h.Write([]byte(value)) // writing to a hash never fails
 	return "#" + hex.EncodeToString(h.Sum(nil)[:6])
 }
 
-// debugHost is the variable of the debug listener's address.
+// debugHost is the variable with the debug listener's address.
 const debugHost = "DEBUG_HOST"
 
-// overheard returns the error for a token, or for a session, that comes over a network without TLS; nil if c's does not.
+// overheard returns an error if c sends a token or a session over a network without TLS.
 func (p *Policy) overheard(c Caller) error {
 	if p.InClear || c.TLS != nil || private(c.From) {
 		return nil
@@ -118,17 +117,17 @@ func (p *Policy) overheard(c Caller) error {
 		do+", or set ADMIN_TOKENS_IN_CLEAR=true where the network is trusted")
 }
 
-// errNoToken is the text for a call that shows nothing.
+// errNoToken is the error text for a call without credentials.
 const errNoToken = `this requires a token from ADMIN_TOKEN_FILE: send "authorization: Bearer TOKEN"`
 
-// Guarded reports whether callers have to show who they are.
+// Guarded reports whether callers must authenticate.
 func (p *Policy) Guarded() bool {
 	return p.TokenFile != "" || p.ReadTokenFile != "" || len(p.Names)+len(p.ReadNames) > 0
 }
 
-// Allow returns who calls, if they may look, or with change, change something. Otherwise the error is the status to answer
-// with, after a while if it is for a wrong token: UNAUTHENTICATED where a token would help, RESOURCE_EXHAUSTED where too many wrong
-// ones came from the same address, or else PERMISSION_DENIED.
+// Allow authorizes a caller to read or, with change, to make changes. Its error is the status for the answer: UNAUTHENTICATED if
+// a token would help, RESOURCE_EXHAUSTED after too many wrong tokens from the same address, and PERMISSION_DENIED otherwise. A
+// wrong token delays the error.
 func (p *Policy) Allow(c Caller, change bool) (Who, error) {
 	who, err := p.who(c, change)
 	who.From = AddressText(c.From)
@@ -159,16 +158,16 @@ func (p *Policy) who(c Caller, change bool) (Who, error) {
 	return Who{Name: local}, nil
 }
 
-// local is the name of callers on this machine who need no other.
+// local is the name of unauthenticated callers on this machine.
 const local = "this machine"
 
-// identified is who for callers who have to show who they are.
+// identified authorizes a caller that must authenticate.
 func (p *Policy) identified(c Caller, change bool) (Who, error) {
 	token, hasToken := bearer(c.Authorization)
 	name, full, isNamed := p.certificate(c.TLS)
 	var shown Token
 	switch {
-	case hasToken: // and a certificate, if there is one too, does not count
+	case hasToken: // a certificate is then ignored
 		if err := p.overheard(c); err != nil {
 			return Who{}, err
 		}
@@ -189,7 +188,7 @@ func (p *Policy) identified(c Caller, change bool) (Who, error) {
 	return who, nil
 }
 
-// token returns the token that text is, which has a name, and whether it is good for changes.
+// token finds a token by its text and fills in its caller name. full reports whether it has all permissions.
 func (p *Policy) token(text string) (found Token, full, ok bool) {
 	t, full := match(p.tokens(true), text)
 	r, reads := match(p.tokens(false), text)
@@ -204,7 +203,7 @@ func (p *Policy) token(text string) (found Token, full, ok bool) {
 	return Token{}, false, false
 }
 
-// tokens returns those that are good for changes, or those for looking; none if their file cannot be used.
+// tokens returns the tokens with all permissions or the read-only ones. It returns nil if their file cannot be used.
 func (p *Policy) tokens(full bool) []Token {
 	variable, file := "ADMIN_READ_TOKEN_FILE", p.ReadTokenFile
 	if full {
@@ -222,7 +221,7 @@ func (p *Policy) tokens(full bool) []Token {
 	return nil
 }
 
-// certificate returns the name for which a client's certificate is let in, and whether it is good for everything.
+// certificate returns the accepted name of a client certificate, and whether it has all permissions.
 func (p *Policy) certificate(state *tls.ConnectionState) (name string, full, ok bool) {
 	if state == nil || len(state.VerifiedChains) == 0 {
 		return "", false, false
@@ -238,11 +237,11 @@ func (p *Policy) certificate(state *tls.ConnectionState) (name string, full, ok 
 	return "", false, false
 }
 
-// Check logs which files cannot be used.
+// Check logs token files that cannot be used.
 func (p *Policy) Check() { _, _ = p.tokens(true), p.tokens(false) }
 
-// AllowHTTP returns 200 if the sender of a request may see what only callers who may change something do, or else the
-// status to answer with, and why.
+// AllowHTTP authorizes a request for data that requires all permissions. It returns 200, or the status of the answer and the
+// reason.
 func (p *Policy) AllowHTTP(r *http.Request) (code int, why string) {
 	who, err := p.Allow(Caller{From: remote(r), Authorization: r.Header.Values("Authorization"), TLS: r.TLS}, p.Guarded())
 	if err == nil && !p.Guarded() && !private(p.Listener) {
@@ -260,7 +259,7 @@ func (p *Policy) AllowHTTP(r *http.Request) (code int, why string) {
 	return runtime.HTTPStatusFromCode(status.Code(err)), status.Convert(err).Message()
 }
 
-// remote returns the address that a request came from; nil if it is not known.
+// remote returns the client address of a request, or nil if it is unknown.
 func remote(r *http.Request) net.Addr {
 	if at, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
 		return net.TCPAddrFromAddrPort(at)
@@ -268,7 +267,7 @@ func remote(r *http.Request) net.Addr {
 	return nil
 }
 
-// AllowCall is Allow for the caller of a method.
+// AllowCall is Allow for the caller of a gRPC method.
 func (p *Policy) AllowCall(ctx context.Context, change bool) (Who, error) {
 	var c Caller
 	if from, ok := peer.FromContext(ctx); ok {
@@ -283,7 +282,7 @@ func (p *Policy) AllowCall(ctx context.Context, change bool) (Who, error) {
 	return p.Allow(c, change)
 }
 
-// PeerOf returns who made a request, as gRPC has it.
+// PeerOf returns the client of a request as a gRPC peer.
 func PeerOf(r *http.Request) *peer.Peer {
 	p := &peer.Peer{Addr: remote(r)}
 	if r.TLS != nil {
@@ -292,7 +291,7 @@ func PeerOf(r *http.Request) *peer.Peer {
 	return p
 }
 
-// AddressText returns the address of a caller in words; nil is one that is not known.
+// AddressText formats the address of a caller; nil means unknown.
 func AddressText(a net.Addr) string {
 	switch {
 	case a == nil:
@@ -304,7 +303,8 @@ func AddressText(a net.Addr) string {
 	}
 }
 
-// exactlyLocal reports whether a connection is made by this machine itself, as far as its address tells.
+// exactlyLocal reports whether a connection comes from this machine by its address, and not from a proxy on another loopback
+// address.
 func exactlyLocal(a net.Addr) bool {
 	switch a := a.(type) {
 	case *net.TCPAddr:
@@ -316,7 +316,7 @@ func exactlyLocal(a net.Addr) bool {
 	}
 }
 
-// private reports whether no other machine can connect to a listener, or whether a connection stays on this machine.
+// private reports whether the address is unreachable from other machines.
 func private(a net.Addr) bool {
 	switch a := a.(type) {
 	case *net.TCPAddr:
@@ -328,7 +328,7 @@ func private(a net.Addr) bool {
 	}
 }
 
-// bearer returns the token that came with the call.
+// bearer returns the bearer token of an authorization header.
 func bearer(authorization []string) (token string, ok bool) {
 	if len(authorization) != 1 {
 		return "", false

@@ -15,32 +15,32 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/throttle"
 )
 
-// Bounds of what is slowed down.
+// Limits of guesses.
 const (
 	slowFor     = time.Second
-	slowOneFrom = 4   // calls with wrong tokens from one address that are waited out at a time: those are its guesses in a second
+	slowOneFrom = 4   // concurrent calls with wrong tokens from one address, and thus its guesses per second
 	slowAll     = 256 // the same from all addresses
-	longToken   = 32  // bytes of a token that cannot be guessed in any number of tries
+	longToken   = 32  // bytes of a token that is too long to guess
 )
 
-// Guard slows those down who guess tokens, and counts them. One guards all listeners of a process. A nil guard does nothing.
+// Guard slows down and counts wrong tokens. All listeners of a process share one. A nil guard does nothing.
 type Guard struct {
 	failed   func()
-	unusable *throttle.Log             // of files of tokens, which any caller has read
-	waiting  *throttle.Running[string] // calls with wrong tokens that are waited out, by where they came from
+	unusable *throttle.Log             // throttles errors of token files, which are read for every caller
+	waiting  *throttle.Running[string] // delayed calls with wrong tokens, by network
 
 	mu    sync.Mutex
-	files map[string]parsed // by name
+	files map[string]parsed // by file name
 }
 
-// parsed is what a file of tokens was when it was parsed last.
+// parsed is the last parsed contents of a token file.
 type parsed struct {
 	text   string
 	tokens []Token
 	err    error
 }
 
-// NewGuard returns a guard that calls failed for each call that is denied because of its caller.
+// NewGuard returns a guard that calls failed for each denied call.
 func NewGuard(failed func()) *Guard {
 	return &Guard{
 		failed: failed, unusable: throttle.Every(time.Minute), waiting: throttle.AtMost[string](slowOneFrom, slowAll), files: make(map[string]parsed),
@@ -52,9 +52,10 @@ var (
 	errManyGuesses = status.Error(codes.ResourceExhausted, "too many wrong tokens in the last second: try again in a second")
 )
 
-// judge says what becomes of a call that shows a token, or a session that one has signed: good is that token, or empty if there is none,
-// which is waited out. Where so many wrong ones came just now, from an address or from all, that no more are waited out, no short token is
-// taken either. A long one is: otherwise a client that sends wrong ones from the operator's address, as through the same proxy, would lock the operator out.
+// judge delays and limits guesses. good is the valid token of a call or session, or empty if it has none; then judge waits and
+// returns an error. While the maximum number of guesses from the same network or from all networks waits, judge rejects short
+// valid tokens too. It accepts long ones: otherwise a client behind the same proxy as the operator could lock the operator out
+// with wrong tokens.
 func (g *Guard) judge(from net.Addr, good string) error {
 	switch {
 	case g == nil && good == "":
@@ -74,12 +75,12 @@ func (g *Guard) judge(from net.Addr, good string) error {
 		return errManyGuesses
 	}
 	defer done()
-	time.Sleep(slowFor) // also if the caller has gone, who may come back at once
+	time.Sleep(slowFor) // even if the caller has disconnected, because it may return immediately
 	return errWrongToken
 }
 
-// tokens returns those of a file, which is read each time, since it may change, but parsed only when it has: a call with a wrong token must
-// cost little, however many tokens there are. It must be a regular file: opening a pipe would wait until something writes to it.
+// tokens returns the tokens of a file. It reads the file each time, because it may change, but parses it only after a change, so
+// that a call with a wrong token costs little with many tokens. The file must be regular: opening a pipe would block.
 func (g *Guard) tokens(file string) ([]Token, error) {
 	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a regular file", file)
@@ -102,7 +103,7 @@ func (g *Guard) tokens(file string) ([]Token, error) {
 	return p.tokens, p.err
 }
 
-// through returns log for a line about a file that cannot be used.
+// through returns a throttled logger for errors of a token file.
 func (g *Guard) through(log *slog.Logger, file string) *slog.Logger {
 	if g == nil {
 		return log
@@ -110,7 +111,7 @@ func (g *Guard) through(log *slog.Logger, file string) *slog.Logger {
 	return g.unusable.Through(log, file)
 }
 
-// Denied counts a call that is denied.
+// Denied counts a denied call.
 func (g *Guard) Denied() {
 	if g != nil && g.failed != nil {
 		g.failed()

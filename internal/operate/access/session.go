@@ -16,10 +16,10 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// sessionFor is how long a session lasts.
+// sessionFor is the lifetime of a session.
 const sessionFor = 12 * time.Hour
 
-// Reachable returns why the sender of a request cannot log in from where it is, with any token.
+// Reachable returns an error if no token from the sender's address can be accepted.
 func (p *Policy) Reachable(r *http.Request) error {
 	if !p.Guarded() {
 		return nil
@@ -27,16 +27,16 @@ func (p *Policy) Reachable(r *http.Request) error {
 	return p.overheard(Caller{From: remote(r), TLS: r.TLS})
 }
 
-// Login returns a text that stands for a token for a time, for a cookie, if the token is good for looking at least. The text
-// says whose token it is, what it is good for and until when, and is signed with the token, but does not hold it: every
-// replica with the token accepts it, and none once the token is gone from its file.
+// Login returns the text of a session cookie for a valid token, and its expiry. The text has the caller's name, its role, and the
+// expiry, signed with the token, but not the token itself. Every replica with the token accepts the text until the token is
+// removed from its file.
 func (p *Policy) Login(r *http.Request, token string) (text string, ends time.Time, err error) {
 	token = strings.TrimSpace(token)
 	if _, err := p.Allow(Caller{From: remote(r), Authorization: []string{"Bearer " + token}, TLS: r.TLS}, false); err != nil {
 		return "", time.Time{}, err
 	}
 	found, full, ok := p.token(token)
-	if !ok { // it has just been replaced, or nothing is guarded
+	if !ok { // replaced just now, or no authentication is configured
 		return "", time.Time{}, errWrongToken
 	}
 	ends = time.Now().Add(sessionFor)
@@ -44,8 +44,8 @@ func (p *Policy) Login(r *http.Request, token string) (text string, ends time.Ti
 	return encoded([]byte(says)) + "." + encoded(signed(token, says)), ends, nil
 }
 
-// Resume returns the context in which the sender of a request calls the API, with the text that its cookie holds, and
-// whether they may change something. It is not ok if they have to log in.
+// Resume returns the context for API calls of a request with the session text of its cookie, and whether the caller may make
+// changes. ok is false if the caller has to log in.
 func (p *Policy) Resume(r *http.Request, text string) (ctx context.Context, change, ok bool) {
 	ctx = peer.NewContext(r.Context(), PeerOf(r))
 	if !p.Guarded() {
@@ -61,12 +61,11 @@ func (p *Policy) Resume(r *http.Request, text string) (ctx context.Context, chan
 	return ctx, full, ok
 }
 
-// errSession is why a session that has ended is not taken.
+// errSession is the error for an expired session.
 var errSession = errors.New("the session has ended: log in again")
 
-// session returns the token that the text of a caller's cookie stands for, and whether it is good for everything. A text that no token
-// has signed is a guess as a wrong token is. One that has ended is none, but it is found to have ended only after the guard's judgement, or
-// a guesser could tell by that.
+// session returns the token that signed the text of a cookie, and whether it has all permissions. An unsigned text counts as a
+// guess. The expiry is checked after the guard, so that a guesser cannot distinguish expired from forged sessions.
 func (p *Policy) session(c Caller, text string) (token string, full bool, err error) {
 	var ends time.Time
 	if err = p.overheard(c); err == nil {
@@ -83,8 +82,8 @@ func (p *Policy) session(c Caller, text string) (token string, full bool, err er
 	return token, full, nil
 }
 
-// resumed returns the token that has signed the text of a cookie, whether it is good for everything, and when the session ends. Without
-// such a token it is empty.
+// resumed returns the token that signed the text of a cookie, whether it has all permissions, and when the session ends. The
+// token is empty if none signed it.
 func (p *Policy) resumed(text string) (token string, full bool, ends time.Time) {
 	head, tail, _ := strings.Cut(text, ".")
 	says, err1 := base64.RawURLEncoding.Strict().DecodeString(head)
@@ -108,7 +107,7 @@ func (p *Policy) resumed(text string) (token string, full bool, ends time.Time) 
 
 func encoded(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
 
-// role is what a token is good for.
+// role returns the role of a token in a session.
 func role(full bool) string {
 	if full {
 		return "change"
@@ -116,14 +115,14 @@ func role(full bool) string {
 	return "look"
 }
 
-// signed signs what a cookie says with a token.
+// signed returns the signature of a session's text.
 func signed(token, says string) []byte {
 	mac := hmac.New(sha256.New, []byte(token))
 	mac.Write([]byte("ratelimitd session\x00" + says))
 	return mac.Sum(nil)
 }
 
-// callerName is what the audit calls the owner of a token.
+// callerName returns the name of a token's owner in the audit log.
 func callerName(t Token, full bool) string {
 	if full {
 		return cmp.Or(t.Name, "token")

@@ -27,7 +27,7 @@ const (
 	bobsToken = "fedcba9876543210fedcba9876543210"
 )
 
-// tokenFile is a file with a text.
+// tokenFile writes text to a file and returns its path.
 func tokenFile(t *testing.T, text string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "token")
@@ -42,7 +42,7 @@ func wantStatus(t *testing.T, err error, code codes.Code, text string) {
 	}
 }
 
-// resume returns what a cookie is good for: nothing, look or change.
+// resume returns the permission of a cookie: nothing, look, or change.
 func resume(a *access.Policy, text string) string {
 	r := httptest.NewRequest(http.MethodGet, "/ui/", nil)
 	r.RemoteAddr = "127.0.0.1:5"
@@ -59,8 +59,8 @@ func resume(a *access.Policy, text string) string {
 	}
 }
 
-// TestSession: a cookie stands for a token with its role until it expires or its token is gone, on every replica with the
-// token, and does not hold it. One that was changed stands for nothing.
+// TestSession: every replica with the token accepts its session until it expires or the token is removed. The session does not
+// contain the token, and a modified one is invalid.
 func TestSession(t *testing.T) {
 	full, read := tokenFile(t, "ann: "+annsToken+"\nbob: "+bobsToken), tokenFile(t, "eve: looksonly")
 	local := func() *http.Request {
@@ -90,7 +90,7 @@ func TestSession(t *testing.T) {
 		wantStatus(t, err, codes.PermissionDenied, "over TLS")
 		wantStatus(t, a.Reachable(far), codes.PermissionDenied, "over TLS")
 
-		swapped := func(old, by string) string { // what ann's says, changed, with her signature
+		swapped := func(old, by string) string { // ann's session with modified text and the old signature
 			head, tail, _ := strings.Cut(ann, ".")
 			return reword(t, head, old, by) + "." + tail
 		}
@@ -101,12 +101,12 @@ func TestSession(t *testing.T) {
 		} {
 			for _, at := range []*access.Policy{a, replica} {
 				if got := resume(at, tt.text); got != tt.want {
-					t.Errorf("%s: good for %s, want %s", name, got, tt.want)
+					t.Errorf("%s: permission %s, want %s", name, got, tt.want)
 				}
 			}
 		}
 
-		// An ended session is no guess, a forged one is, wherever it comes from; over a network in clear neither is looked at.
+		// A forged session counts as a guess, and an expired one does not. Over a network without TLS neither is checked.
 		var denied atomic.Int64
 		var log strings.Builder
 		guarded := access.Policy{
@@ -135,7 +135,7 @@ func TestSession(t *testing.T) {
 			{"127.0.0.1:1", ended, "nothing", 0, 0},
 		} {
 			if what, took, counted := tries(tt.from, tt.text); what != tt.want || took != tt.took || counted != tt.counted {
-				t.Errorf("from %s: good for %s after %v, counted %d times; want %s, %v, %d", tt.from, what, took, counted, tt.want, tt.took, tt.counted)
+				t.Errorf("from %s: permission %s after %v, counted %d times; want %s, %v, %d", tt.from, what, took, counted, tt.want, tt.took, tt.counted)
 			}
 		}
 		for range 4 {
@@ -143,17 +143,17 @@ func TestSession(t *testing.T) {
 		}
 		synctest.Wait()
 		if what, took, _ := tries("127.0.0.1:1", forged); what != "nothing" || took != 0 {
-			t.Errorf("the fifth guess at a time: %s after %v, want it not looked at", what, took)
+			t.Errorf("the fifth concurrent guess: %s after %v, want an immediate error", what, took)
 		}
 		if what, _, _ := tries("127.0.0.1:1", ann); what != "change" {
-			t.Error("a session of a long token is not taken while others guess")
+			t.Error("a session of a long token is rejected while others guess")
 		}
 		if what, took, counted := tries("127.0.0.1:1", signedBy("looksonly", "look 1 eve")); what != "nothing" || took != 0 || counted != 1 {
-			t.Errorf("an ended session of a short token while others guess: %s after %v, counted %d times; want it as a guess", what, took, counted)
+			t.Errorf("an expired session of a short token while others guess: %s after %v, counted %d times; want it to count as a guess", what, took, counted)
 		}
 		time.Sleep(time.Second)
 
-		// What any caller can have logged is logged once a minute.
+		// Errors that any caller can cause are logged once a minute.
 		testkit.WriteFile(t, full, "ann"+": ")
 		for range 20 {
 			tries("127.0.0.1:1", ann)
@@ -161,7 +161,7 @@ func TestSession(t *testing.T) {
 		time.Sleep(time.Minute)
 		tries("127.0.0.1:1", ann)
 		if lines := strings.Split(strings.TrimSpace(log.String()), "\n"); len(lines) != 2 || !strings.Contains(lines[1], "omitted=19") {
-			t.Errorf("21 sessions while the file of tokens is no good are logged so:\n%s", log.String())
+			t.Errorf("log of 21 sessions with an invalid token file:\n%s", log.String())
 		}
 
 		testkit.WriteFile(t, full, "ann: "+strings.ToUpper(annsToken)+"\nbob: "+bobsToken)
@@ -170,19 +170,19 @@ func TestSession(t *testing.T) {
 		}
 		time.Sleep(12 * time.Hour)
 		if got := resume(a, bob); got != "nothing" {
-			t.Errorf("after twelve hours: good for %s", got)
+			t.Errorf("after twelve hours: permission %s", got)
 		}
 	})
 }
 
-// signedBy is a cookie that says something and is signed with a token.
+// signedBy returns a session text signed with a token.
 func signedBy(token, says string) string {
 	mac := hmac.New(sha256.New, []byte(token))
 	mac.Write([]byte("ratelimitd session\x00" + says))
 	return base64.RawURLEncoding.EncodeToString([]byte(says)) + "." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// reword changes what the first half of a cookie says.
+// reword changes the first half of a session text.
 func reword(t *testing.T, head, old, by string) string {
 	t.Helper()
 	says, err := base64.RawURLEncoding.DecodeString(head)

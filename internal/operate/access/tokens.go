@@ -13,40 +13,40 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/smallfile"
 )
 
-// Bounds of a file of tokens, in bytes.
+// Size limits of a token file in bytes.
 const (
 	maxToken  = 4096
 	maxTokens = 256 << 10
 )
 
-// Token is one of a file.
+// Token is a token of a file.
 type Token struct {
-	Name string // of its owner; empty if the file is nothing but a token
+	Name string // owner; empty if the file contains only a token
 	Text string
 
-	Domains []string // that it is good for; nil if it is good for all
+	Domains []string // domains that calls may name; nil means all
 
-	sum [sha256.Size]byte // of Text
+	sum [sha256.Size]byte // hash of Text
 }
 
 var (
-	// named is a line of a file of several tokens.
+	// named matches a line with a name, optional domains, and a token.
 	named = regexp.MustCompile(`^(` + namePattern + `)(?:\[domains=([^\[\] \t]+)\])?:[ \t]+(\S+)$`)
-	// misnamed is a line that is not named, but looks as if it was meant to be: it must not be taken for a token, because
-	// what is written before a colon is no secret.
+	// misnamed matches a malformed line with a name. Such a line must not be used as a token, because the text before the colon
+	// is not secret.
 	misnamed = regexp.MustCompile(`:([ \t]|$)`)
-	// misdomained is the same for one with domains.
+	// misdomained matches a malformed line with domains.
 	misdomained = regexp.MustCompile(`^` + namePattern + `\[(domain|.*\]:[ \t])`)
 )
 
 const namePattern = `[A-Za-z0-9][A-Za-z0-9._@-]{0,63}`
 
-// byteOrderMark is what editors of Windows put before a text in UTF-8.
+// byteOrderMark precedes UTF-8 text of some Windows editors.
 const byteOrderMark = "\uFEFF"
 
-// ReadTokens reads a file that has one token, or lines of name: token, or of name[domains=a,b]: token for those that are good for
-// these domains alone. White space around them, empty lines, lines that begin
-// with # and a byte order mark are no part of them. A file without a token is an error.
+// ReadTokens parses a file with one token, or with lines of the form "name: token". "name[domains=a,b]: token" limits a token to
+// domains. ReadTokens ignores surrounding white space, empty lines, lines that begin with #, and a byte order mark. A file
+// without a token is an error.
 func ReadTokens(file string) ([]Token, error) {
 	text, err := smallfile.Read(file, maxTokens)
 	if err != nil {
@@ -55,7 +55,7 @@ func ReadTokens(file string) ([]Token, error) {
 	return tokensOf(file, string(text))
 }
 
-// tokensOf returns the tokens of a file with a text. Its errors name the file, and do not repeat the text.
+// tokensOf parses text, the contents of file. Errors contain the path but not the text.
 func tokensOf(file, text string) ([]Token, error) {
 	all, err := parseTokens(text)
 	if err != nil {
@@ -105,7 +105,7 @@ func parseTokens(text string) (all []Token, err error) {
 	return all, nil
 }
 
-// match returns the token that text is. It takes as long whichever that is, and if there is none, and tells nothing about the length of any.
+// match finds text among the tokens in constant time. It does not reveal their lengths.
 func match(all []Token, text string) (found Token, ok bool) {
 	sum := sha256.Sum256([]byte(text))
 	for _, t := range all {
@@ -116,10 +116,10 @@ func match(all []Token, text string) (found Token, ok bool) {
 	return found, ok
 }
 
-// errDomains says how domains are written behind a name in a file of tokens.
+// errDomains explains the syntax of domains.
 var errDomains = errors.New("the domains of a token follow its name, separated by commas without spaces, such as ann[domains=shop,search]: TOKEN")
 
-// domains returns those of a list in a file of tokens; nil if it is empty.
+// domains parses a list of domains; nil if it is empty.
 func domains(list string) (all []string, err error) {
 	if list == "" {
 		return nil, nil

@@ -16,7 +16,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestTokenFileIsAPipe: a file that would have to be waited for lets no one in, and keeps no one waiting.
+// TestTokenFileIsAPipe: a pipe as the token file is an error and does not block.
 func TestTokenFileIsAPipe(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "token")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
@@ -28,9 +28,9 @@ func TestTokenFileIsAPipe(t *testing.T) {
 	}
 }
 
-// TestTokenFileIsParsedOnce: a token costs little to look at, however many there are, and counts as soon as it is in the file.
+// TestTokenFileIsParsedOnce: a token is cheap to check with many tokens, and a changed file takes effect immediately.
 func TestTokenFileIsParsedOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // wrong ones are waited for
+	synctest.Test(t, func(t *testing.T) { // wrong tokens are delayed
 		file := filepath.Join(t.TempDir(), "tokens")
 		policy := access.Policy{TokenFile: file, InClear: true, Guard: access.NewGuard(nil)}
 		look := func(token string) codes.Code {
@@ -48,7 +48,7 @@ func TestTokenFileIsParsedOnce(t *testing.T) {
 					want = codes.OK
 				}
 				if got := look(fmt.Sprintf("token-999-%d", of)); got != want {
-					t.Errorf("the token of round %d is %v in round %d, want %v", of, got, round, want)
+					t.Errorf("token of round %d: %v in round %d, want %v", of, got, round, want)
 				}
 			}
 		}
