@@ -20,7 +20,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// timedLog returns a log whose lines have the time since now, and what it has said.
+// timedLog returns a log with the time since now on each line, and its output.
 func timedLog() (*slog.Logger, *testkit.Buffer) {
 	said, begun := new(testkit.Buffer), time.Now()
 	return slog.New(slog.NewTextHandler(said, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
@@ -31,7 +31,7 @@ func timedLog() (*slog.Logger, *testkit.Buffer) {
 	}})), said
 }
 
-// TestRejectionsAreLogged: a line a minute for each rule that rejects, those that reject most first, and one for the rest.
+// TestRejectionsAreLogged: each minute has a line for each rule with rejections, most rejections first, and one for the rest.
 func TestRejectionsAreLogged(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -55,13 +55,13 @@ func TestRejectionsAreLogged(t *testing.T) {
 		}
 		log, said := timedLog()
 		stop := testkit.Run(t, LogRejections(log, l.Tallies).Run)
-		time.Sleep(rejectionsEvery / 2) // so that nothing happens when the log is written
+		time.Sleep(rejectionsEvery / 2) // nothing happens while the log is written
 		reject("a01", 3)
 		reject("a00", 5)
-		time.Sleep(2 * rejectionsEvery) // in the second minute nothing is rejected
+		time.Sleep(2 * rejectionsEvery) // the second minute has no rejections
 		reject("a00", 1)
 		time.Sleep(rejectionsEvery)
-		l.SetRules(set) // as a reload does
+		l.SetRules(set) // as in a reload
 		for i := range rejectionsMost + 2 {
 			reject(fmt.Sprintf("a%02d", i), 3)
 		}
@@ -78,7 +78,7 @@ at=4m0s level=INFO msg="a rule rejected requests in the last minute" rule=shop.a
 			t.Errorf("(-want +got)\n%s", d)
 		}
 		if got, want := lines[len(lines)-2], "at=4m0s level=INFO msg=\"more rules rejected requests in the last minute\" rules=2 requests=4\n"; got != want {
-			t.Errorf("the last line is %q, want %q", got, want)
+			t.Errorf("last line %q, want %q", got, want)
 		}
 		if n := len(lines) - 1; n != 3+rejectionsMost+1 {
 			t.Errorf("%d lines, want %d", n, 3+rejectionsMost+1)
@@ -86,7 +86,7 @@ at=4m0s level=INFO msg="a rule rejected requests in the last minute" rule=shop.a
 	})
 }
 
-// TestMistakesAreLogged: a line a minute for each rule and mistake while it goes on, and none once a reservation is settled.
+// TestMistakesAreLogged: each minute has a line for each rule with a mistake. There is none once a reservation is settled.
 func TestMistakesAreLogged(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -113,7 +113,7 @@ descriptors:
 		}
 		log, said := timedLog()
 		stop := testkit.Run(t, LogMistakes(log, l.Mistakes).Run)
-		time.Sleep(time.Second / 2) // so that nothing happens at a look
+		time.Sleep(time.Second / 2) // nothing happens during a check
 		id := ask(0, "id", "ann").Reservation
 		for range 1000 {
 			ask(0, "bucket", "ann")
@@ -127,11 +127,11 @@ descriptors:
 			time.Sleep(time.Second)
 		}
 		ask(100, "id", "ann", "reservation", id)
-		for i := range 500 { // then they have gone on for ten minutes
+		for i := range 500 { // the mistake lasts ten minutes in total
 			ask(0, "stream", fmt.Sprint(i))
 			time.Sleep(time.Second)
 		}
-		l.SetRules(set) // as a reload does
+		l.SetRules(set) // as in a reload
 		time.Sleep(10 * time.Minute)
 		stop()
 		want := `at=5s level=WARN msg="a rule has a probable mistake" mistake="requests reserve estimates and none is settled, because their costs come without a reservation ID, so both stay consumed" rule=llm.id place=rules.yaml:3 calls=5
@@ -144,31 +144,31 @@ at=3m5s level=WARN msg="a rule has a probable mistake" mistake="charges that exc
 at=10m5s level=WARN msg="a rule has a probable mistake" mistake="no limit applies, because nearly every request has a counter of its own" rule=llm.stream place=rules.yaml:5 calls=5
 at=11m5s level=WARN msg="a rule has a probable mistake" mistake="no limit applies, because nearly every request has a counter of its own" rule=llm.stream place=rules.yaml:5 calls=45
 `
-		short := regexp.MustCompile(`: [^"]*"`).ReplaceAllString(said.String(), `"`) // without what to do about them
+		short := regexp.MustCompile(`: [^"]*"`).ReplaceAllString(said.String(), `"`) // without advice
 		if d := cmp.Diff(want, short); d != "" {
 			t.Errorf("(-want +got)\n%s", d)
 		}
 	})
 }
 
-// TestSheddingIsLogged: one line when policies begin to decide, one when calls begin to be shed before they are read, which is an error
-// whatever policies say, and one when nothing has been shed for ten seconds, with how many it were in all, by reason.
+// TestSheddingIsLogged: there is a line when on_failure begins to decide, a line when calls begin to be shed before they are
+// read, and a line with totals by reason after ten seconds without shedding.
 func TestSheddingIsLogged(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var now atomic.Pointer[Shed]
-		now.Store(&Shed{Shed: limiter.Shed{Process: 5}}) // of which there was a line before
+		now.Store(&Shed{Shed: limiter.Shed{Process: 5}}) // already logged
 		log, said := timedLog()
 		stop := testkit.Run(t, LogShedding(log, func() Shed { return *now.Load() }).Run)
 		time.Sleep(time.Hour + time.Second/2)
-		for i := range uint64(30) { // a surge with gaps of less than ten seconds
+		for i := range uint64(30) { // an overload with gaps of less than ten seconds
 			now.Store(&Shed{Shed: limiter.Shed{Process: 7 + i, Store: i}, Calls: i / 5})
 			time.Sleep(9 * time.Second)
 		}
 		time.Sleep(time.Minute)
-		now.Store(&Shed{Shed: limiter.Shed{Process: 36, Store: 30}, Calls: 5}) // a single one
+		now.Store(&Shed{Shed: limiter.Shed{Process: 36, Store: 30}, Calls: 5}) // a single request
 		time.Sleep(time.Minute)
-		now.Store(&Shed{Shed: limiter.Shed{Process: 36, Store: 30}, Calls: 7}) // none by the fallback
+		now.Store(&Shed{Shed: limiter.Shed{Process: 36, Store: 30}, Calls: 7}) // none decided by on_failure
 		time.Sleep(time.Minute)
 		stop()
 		want := `

@@ -12,11 +12,11 @@ import (
 
 const (
 	mistakesLook  = 5 * time.Second
-	mistakesEvery = time.Minute // between two lines about a mistake
-	mistakesMost  = 20          // lines at one look
+	mistakesEvery = time.Minute // between lines about the same mistake
+	mistakesMost  = 20          // lines per check
 )
 
-// LogMistakes logs the rules whose calls show a probable mistake, and what to configure. Each call of read passes all of them.
+// LogMistakes logs rules with a probable mistake and advice to fix it. read passes each mistake with its total number of calls.
 func LogMistakes(log *slog.Logger, read func(func(r *descriptors.Rule, m limiter.Mistake, calls uint64))) task.Func {
 	type mistake struct {
 		rule string

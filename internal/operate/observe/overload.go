@@ -9,31 +9,31 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/task"
 )
 
-// When shedding is looked for, and when it is over.
+// Constants of LogShedding.
 const (
 	shedLook  = time.Second
-	shedQuiet = 10 * time.Second // without a request that is shed
+	shedQuiet = 10 * time.Second // without shed requests, until the overload is over
 )
 
-// Shed is how many requests have been shed, by reason.
+// Shed is the number of shed requests, by reason.
 type Shed struct {
 	limiter.Shed
 
-	Calls uint64 // before they were read
+	Calls uint64 // before their message was read
 }
 
-// byPolicy returns how many requests on_failure has decided.
+// byPolicy returns the number of requests that on_failure decided.
 func (n Shed) byPolicy() uint64 { return n.Process + n.Store }
 
-// since returns how many more n are than earlier, by reason, for the log.
+// since returns log attributes with the increase from earlier, by reason.
 func (n Shed) since(earlier Shed) []any {
 	process, store, calls := n.Process-earlier.Process, n.Store-earlier.Store, n.Calls-earlier.Calls
 	return []any{"requests", process + store + calls, "process", process, "store", store, "calls", calls}
 }
 
-// LogShedding logs when policies begin to decide what there is no time for, when calls begin to be shed before they are read, and when
-// that has ended, given what returns how many requests have been shed so far. Since it has ended only after a while, that
-// is at most three lines in ten seconds.
+// LogShedding logs when on_failure begins to decide requests for lack of time, when calls begin to be shed before they are read,
+// and when an overload has ended. read returns the totals. Overloads end after ten quiet seconds, so there are at most three
+// lines in ten seconds.
 func LogShedding(log *slog.Logger, read func() Shed) task.Func {
 	var (
 		before, last  = read(), read()
@@ -55,7 +55,7 @@ func LogShedding(log *slog.Logger, read func() Shed) task.Func {
 	})
 }
 
-// logKinds logs which kinds of shedding have begun since last, in an overload before which there was before.
+// logKinds logs the kinds of shedding that have begun since last. before is the total before the overload.
 func logKinds(log *slog.Logger, before, last, n Shed) {
 	if last.byPolicy() == before.byPolicy() && n.byPolicy() > last.byPolicy() {
 		log.Warn("overload: on_failure decides requests that could not be answered in time", n.since(before)...)

@@ -13,30 +13,30 @@ import (
 )
 
 const (
-	rejectionsEvery = time.Minute // the log says which rules reject
-	rejectionsMost  = 20          // rules a minute that have a line of their own
+	rejectionsEvery = time.Minute // interval between reports
+	rejectionsMost  = 20          // rules per report with their own line
 )
 
 // rejecting is a rule that has rejected requests.
 type rejecting struct {
 	rule     *descriptors.Rule
-	requests uint64 // since the last lines
+	requests uint64 // since the last report
 }
 
-// rejections remembers what each rule had rejected when the log last said so.
+// rejections holds the totals of the last report.
 type rejections struct {
 	read   func() (*descriptors.Set, func(*descriptors.Rule) limiter.Tally)
 	logged map[string]uint64 // by the rule's path; rules that never rejected have no entry
 }
 
-// LogRejections logs once a minute which rules have rejected requests, so that the log answers which limit it was that a
-// customer met. It costs a decision nothing: it reads what metrics count.
+// LogRejections logs once a minute which rules have rejected requests, so that the log explains a customer's rejections. It reads
+// existing counts, so decisions cost nothing more.
 func LogRejections(log *slog.Logger, read func() (*descriptors.Set, func(*descriptors.Rule) limiter.Tally)) task.Func {
 	r := rejections{read: read, logged: map[string]uint64{}}
 	return task.Every("rejections", rejectionsEvery, func(ctx context.Context) { r.log(ctx, log) })
 }
 
-// log logs the rules that have rejected most since the last time, and how many others have.
+// log reports the rules with the most rejections since the last report, and totals of the others.
 func (r *rejections) log(ctx context.Context, log *slog.Logger) {
 	all := r.since()
 	slices.SortFunc(all, func(a, b rejecting) int {
@@ -55,8 +55,7 @@ func (r *rejections) log(ctx context.Context, log *slog.Logger) {
 	}
 }
 
-// since returns the rules that have rejected requests since it was last called. Of rules with a counter in common the first
-// one counts.
+// since returns the rules with rejections since its last call. Of rules that share a counter, it returns the first.
 func (r *rejections) since() (all []rejecting) {
 	set, tally := r.read()
 	if set == nil {

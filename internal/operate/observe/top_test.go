@@ -65,7 +65,7 @@ func text(a observe.Answer) (lines []string) {
 func check(t *testing.T, a observe.Answer, want ...string) {
 	t.Helper()
 	if got := text(a); !slices.Equal(got, want) {
-		t.Errorf("the rows are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("rows\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 
@@ -108,7 +108,7 @@ func TestSharedPath(t *testing.T) {
 			a := s.Top(observe.Query{Filter: tt.filter})
 			check(t, a, tt.rows...)
 			if a.Total[observe.Busiest] != tt.total {
-				t.Errorf("%v hits in all, want %v", a.Total, tt.total)
+				t.Errorf("total %v, want %v", a.Total, tt.total)
 			}
 		}
 	})
@@ -126,7 +126,7 @@ func TestBlocked(t *testing.T) {
 		a := s.Top(observe.Query{})
 		check(t, a, "shop.user user=ann [{2 0} {1 0}]")
 		if want := []observe.Rule{{Domain: "shop", Path: "shop.user", Hits: [2]float64{2, 0}}}; !slices.Equal(a.Rules, want) {
-			t.Errorf("the rules are %v, want %v", a.Rules, want)
+			t.Errorf("rules %v, want %v", a.Rules, want)
 		}
 		check(t, s.Top(observe.Query{Filter: observe.Filter{Rule: "shop.user"}}), "shop.user user=ann [{2 0} {0 0}]")
 	})
@@ -143,13 +143,13 @@ func TestWindows(t *testing.T) {
 		a := s.Top(minute)
 		check(t, a, "shop.user user=ann [{2 0} {1 0}]")
 		if !a.From.Equal(start) || a.To.Sub(start) != 69*time.Second {
-			t.Errorf("the minute is from %v to %v", a.From.Sub(start), a.To.Sub(start))
+			t.Errorf("minute from %v to %v", a.From.Sub(start), a.To.Sub(start))
 		}
 		time.Sleep(time.Second)
 		a = s.Top(minute)
 		check(t, a, "shop.user user=ann [{1 0} {0 0}]")
 		if a.From.Sub(start) != 10*time.Second {
-			t.Errorf("the minute is from %v", a.From.Sub(start))
+			t.Errorf("minute from %v", a.From.Sub(start))
 		}
 		hour := minute
 		hour.Window = observe.Hour
@@ -160,7 +160,7 @@ func TestWindows(t *testing.T) {
 		time.Sleep(time.Second)
 		check(t, s.Top(hour))
 		if a := s.Top(hour); a.From.Sub(start) != 10*time.Minute {
-			t.Errorf("the hour is from %v", a.From.Sub(start))
+			t.Errorf("hour from %v", a.From.Sub(start))
 		}
 	})
 }
@@ -212,12 +212,12 @@ func TestZipf(t *testing.T) {
 			}
 		}
 		each := spent / ((zipfSeconds - 1) * zipfRate)
-		t.Logf("%v of CPU per request; %d bytes; 1 in %d looked at", each, heap()-before, zipfSeconds*zipfRate/s.looked)
+		t.Logf("%v of CPU per request; %d bytes; 1 in %d sampled", each, heap()-before, zipfSeconds*zipfRate/s.looked)
 		if most := 300 * time.Nanosecond; each > most && !raceEnabled { // 3 % of the 10 µs of a request
 			t.Errorf("a request costs %v, want at most %v", each, most)
 		}
 		if used := heap() - before - 2*8*zipfKeys; used > 10<<20 {
-			t.Errorf("%d bytes are used, want at most 10 MB", used)
+			t.Errorf("%d bytes in use, want at most 10 MB", used)
 		}
 		runtime.KeepAlive(s)
 		runtime.KeepAlive(names)
@@ -237,7 +237,7 @@ func checkZipf(t *testing.T, a observe.Answer, by observe.Ranking, truth []float
 			right++
 		}
 		if c := row.Counts[by]; len(reported) == 1 && c.Error > 0.1*c.Hits {
-			t.Errorf("the error of the first is %v of %v", c.Error, c.Hits)
+			t.Errorf("the first row has an error of %v of %v", c.Error, c.Hits)
 		}
 	}
 	if right < 97 || len(a.Rows) != 100 {
@@ -250,12 +250,12 @@ func checkZipf(t *testing.T, a observe.Answer, by observe.Ranking, truth []float
 	slices.SortFunc(ranks, func(a, b int) int { return int(truth[b] - truth[a]) })
 	for rank, k := range ranks[:20] {
 		if !reported[k] {
-			t.Errorf("customer-%d, which has rank %d with %v hits, is not among the first hundred", k, rank+1, truth[k])
+			t.Errorf("customer-%d with rank %d and %v hits is not among the first hundred", k, rank+1, truth[k])
 		}
 	}
 	for _, k := range ranks {
 		if !reported[k] && truth[k] > a.Missing[by] && len(reported) < 100 {
-			t.Errorf("customer-%d is missing with %v hits, and at most %v may", k, truth[k], a.Missing[by])
+			t.Errorf("customer-%d is missing with %v hits; want at most %v", k, truth[k], a.Missing[by])
 		}
 	}
 }
@@ -278,7 +278,7 @@ func TestWideRequests(t *testing.T) {
 			}
 		}
 		if got := looked / (seconds / 2); got < 500 || got > 2000 {
-			t.Errorf("%d descriptors are looked at in a second, want about 1000", got)
+			t.Errorf("%d descriptors sampled per second, want about 1000", got)
 		}
 	})
 }
@@ -305,18 +305,18 @@ func TestMemoryIsBounded(t *testing.T) {
 			}
 			t.Logf("%d rules: %d bytes", rules, most)
 			if most > 10<<20 {
-				t.Errorf("with %d rules %d bytes are used, want at most 10 MB", rules, most)
+				t.Errorf("%d rules: %d bytes in use, want at most 10 MB", rules, most)
 			}
 			if a := s.Top(observe.Query{By: observe.Rejected, Window: observe.Hour}); len(a.Rows) == 0 || !a.Rows[0].Cut || a.Missing[observe.Busiest] == 0 {
-				t.Errorf("with %d rules there are %d rows, and %v are missing", rules, len(a.Rows), a.Missing)
+				t.Errorf("%d rules: %d rows, missing %v", rules, len(a.Rows), a.Missing)
 			}
 			time.Sleep(2 * time.Hour)
 			s.ask("shop.rule0", "ann", 1, 0)
 			if a := s.Top(observe.Query{Filter: observe.Filter{Rule: "shop.rule0"}, Window: observe.Hour}); len(a.Rows) != 1 || a.Missing[observe.Busiest] != 0 {
-				t.Errorf("two hours later there are %d rows of %d rules, and %v are missing", len(a.Rows), rules, a.Missing)
+				t.Errorf("two hours later: %d rows of %d rules, missing %v", len(a.Rows), rules, a.Missing)
 			}
 			if left := heap() - before; left > 2<<20 {
-				t.Errorf("with %d rules %d bytes are left", rules, left)
+				t.Errorf("%d rules: %d bytes in use after two hours", rules, left)
 			}
 			runtime.KeepAlive(s)
 		}
@@ -344,25 +344,25 @@ func TestFlood(t *testing.T) {
 			a := s.Top(observe.Query{Window: window, Most: 5})
 			ann := a.Rows[0].Counts[observe.Busiest]
 			if string(a.Rows[0].Entries[0].Value) != "ann" || ann.Hits+ann.Error < 270 || ann.Hits > 270 || a.Missing[observe.Busiest] == 0 {
-				t.Errorf("the first is %q with %v, and %v are missing", a.Rows[0].Entries, ann, a.Missing)
+				t.Errorf("first row %q with %v, missing %v", a.Rows[0].Entries, ann, a.Missing)
 			}
 			if want := [2]float64{27_279, 9}; len(a.Rules) != 2 || a.Rules[0].Path != "shop.flood" || a.Rules[0].Hits != want || a.Rules[1].Hits[0] != 9 {
-				t.Errorf("the rules are %v", a.Rules)
+				t.Errorf("rules %v", a.Rules)
 			}
 			if want := [2]float64{27_288, 9}; a.Total != want {
-				t.Errorf("the totals are %v, want %v", a.Total, want)
+				t.Errorf("totals %v, want %v", a.Total, want)
 			}
 			check(t, s.Top(observe.Query{Window: window, By: observe.Rejected}), fmt.Sprintf("shop.flood user=bob [{9 %v} {9 0}]", a.Missing[observe.Busiest]))
 			if quiet := s.Top(observe.Query{Window: window, Filter: observe.Filter{Rule: "shop.quiet"}}); len(quiet.Rows) != 9 {
-				t.Errorf("the quiet rule has %q", text(quiet))
+				t.Errorf("rows of the quiet rule: %q", text(quiet))
 			}
 		}
 		if minute, hour := s.Top(observe.Query{}), s.Top(hour); hour.Missing[observe.Busiest] < minute.Missing[observe.Busiest] {
-			t.Errorf("of the hour %v may be missing, and of the minute %v", hour.Missing, minute.Missing)
+			t.Errorf("missing %v in the hour, and %v in the minute", hour.Missing, minute.Missing)
 		}
 		time.Sleep(2 * time.Minute)
 		if a := s.Top(hour); a.Total[observe.Busiest] != 27_288 || len(a.Rules) != 2 || a.Rules[1].Hits[0] != 9 {
-			t.Errorf("of the hour there are %v, of rules %v", a.Total, a.Rules)
+			t.Errorf("total of the hour %v, rules %v", a.Total, a.Rules)
 		}
 	})
 }
@@ -384,7 +384,7 @@ func TestConcurrentUse(t *testing.T) {
 	group.Wait()
 	a := all.Top(observe.Query{})
 	if total := a.Total[observe.Busiest]; math.Abs(total-80_000) > 20_000 {
-		t.Errorf("there were %v hits, want about 80,000", total)
+		t.Errorf("%v hits, want about 80,000", total)
 	}
 }
 

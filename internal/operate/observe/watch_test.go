@@ -80,7 +80,7 @@ func TestFilter(t *testing.T) {
 				}
 			}
 			if !slices.Equal(got, c.want) {
-				t.Errorf("the watcher got %v, want %v", got, c.want)
+				t.Errorf("decisions %v, want %v", got, c.want)
 			}
 		})
 	}
@@ -95,10 +95,10 @@ func TestLinesAreCopies(t *testing.T) {
 	copy(d.Entries[0].Value, "eve")
 	line := <-w.Lines()
 	if string(line.Domain) != "shop" || string(line.Entries[0].Value) != "ann" || line.Caller != "10.0.0.7:51234" {
-		t.Errorf("the line is %+v", line)
+		t.Errorf("line %+v", line)
 	}
 	if n := len(line.Entries); !line.Cut || n != 2 || len(line.Entries[1].Value) > 1024 {
-		t.Errorf("a long decision has %d entries, and cut is %t", n, line.Cut)
+		t.Errorf("a long decision has %d entries, cut: %t", n, line.Cut)
 	}
 }
 
@@ -116,13 +116,13 @@ func TestSlowWatcherLosesLines(t *testing.T) {
 		}
 		waiting := len(slow.Lines())
 		if lost, skipped := slow.Missed(); waiting == 0 || int(lost) != 2000-waiting || skipped != 0 {
-			t.Errorf("of 2000 lines %d wait, %d are lost and %d are skipped", waiting, lost, skipped)
+			t.Errorf("of 2000 lines %d wait, %d are lost, and %d are skipped", waiting, lost, skipped)
 		}
 		if lost, _ := slow.Missed(); lost != 0 {
-			t.Errorf("%d lines are lost again", lost)
+			t.Errorf("%d lines are counted as lost twice", lost)
 		}
 		if lost, skipped := quick.Missed(); lost != 0 || skipped != 0 {
-			t.Errorf("the quick one lost %d and skipped %d", lost, skipped)
+			t.Errorf("the quick watcher lost %d and skipped %d", lost, skipped)
 		}
 	})
 }
@@ -140,7 +140,7 @@ func TestPerSecondAndOneIn(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		if _, skipped := few.Missed(); len(few.Lines()) != 20 || skipped != 1980 {
-			t.Errorf("%d lines in two seconds, and %d are skipped", len(few.Lines()), skipped)
+			t.Errorf("%d lines in two seconds, and %d skipped", len(few.Lines()), skipped)
 		}
 		if n := len(some.Lines()); n < 100 || n > 320 { // mean 200, standard deviation 13
 			t.Errorf("%d of 2000 lines, want one in ten", n)
@@ -151,14 +151,14 @@ func TestPerSecondAndOneIn(t *testing.T) {
 func TestBoundedWatchers(t *testing.T) {
 	h := newObserver()
 	if h.Watchers() != 0 {
-		t.Error("someone watches")
+		t.Error("a new observer has watchers")
 	}
 	var all []*observe.Watcher
 	for range observe.MaxWatchers {
 		all = append(all, watching(t, h, observe.Options{}))
 	}
 	if _, err := h.Watch(observe.Options{}); !errors.Is(err, observe.ErrTooMany) || !strings.Contains(err.Error(), "there are 8, the maximum") {
-		t.Errorf("one too many gets %v", err)
+		t.Errorf("one more watcher: %v", err)
 	}
 	all[0].Close()
 	all[0].Close()
@@ -174,7 +174,7 @@ func TestBoundedWatchers(t *testing.T) {
 	const narrow = "there are 6 of callers who may only look"
 	for token, want := range map[string]string{"ann": "there are 2 with your token", "joe": narrow, "": narrow} {
 		if _, err := h.Watch(observe.Options{Narrow: true, Token: token}); !errors.Is(err, observe.ErrTooMany) || !strings.Contains(err.Error(), want) {
-			t.Errorf("one more of %s: %v, want %s", token, err, want)
+			t.Errorf("one more watcher of %s: %v, want %s", token, err, want)
 		}
 	}
 	for range observe.MaxWatchers - observe.MaxNarrow {
@@ -182,13 +182,13 @@ func TestBoundedWatchers(t *testing.T) {
 	}
 	all[0].Close()
 	if h.Watchers() != observe.MaxWatchers-1 {
-		t.Errorf("%d watch", h.Watchers())
+		t.Errorf("%d watchers", h.Watchers())
 	}
 	for _, w := range all {
 		w.Close()
 	}
 	if h.Watchers() != 0 {
-		t.Error("someone still watches")
+		t.Error("watchers after all are closed")
 	}
 	publish(t, h, decision("shop", "", limiter.NoLimit))
 }
