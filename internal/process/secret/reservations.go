@@ -12,8 +12,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/leaf/smallfile"
 )
 
-// How often the key is asked for: until there is one, and after that, because the store may have lost it; and how often it
-// is looked whether a rule needs one.
+// Intervals: of requests for the shared key until there is one, of later checks whether the backend has lost it, and of checks
+// whether a rule needs a key.
 const (
 	keyRetry  = 100 * time.Millisecond
 	keyCheck  = 5 * time.Second
@@ -21,38 +21,38 @@ const (
 )
 
 const (
-	keySize    = 32       // of a key that is made here
-	leastInKey = 32       // characters in a line of RESERVATION_KEY_FILE
-	mostInKeys = 64 << 10 // bytes in the file
+	keySize    = 32       // bytes of a generated key
+	leastInKey = 32       // minimum characters of a line in RESERVATION_KEY_FILE
+	mostInKeys = 64 << 10 // maximum bytes of the file
 )
 
-// foreignEach is how often the log says that ids come which no server with this one's keys has made.
+// foreignEach is the interval between log lines about foreign reservation IDs.
 const foreignEach = time.Minute
 
-// Reservations holds the key that IDs of reservations are made with. As a task it shares the key with other replicas.
+// Reservations holds the keys for reservation IDs. Its task shares the key with other replicas.
 type Reservations struct {
 	Sealer limiter.Sealer
 
-	shared func(ctx context.Context, offered []byte) ([]byte, error) // nil if the key is known
+	shared func(ctx context.Context, offered []byte) ([]byte, error) // fetches or stores the shared key; nil without sharing
 	uses   Reserver
-	begin  func(context.Context) // waits until it is known whether a rule needs the key, and the backend can be asked
-	first  chan struct{}         // closed once the key is known, or no rule needs it
+	begin  func(context.Context) // waits until the rules are known and the backend is reachable
+	first  chan struct{}         // closed once the key is known or no rule needs it
 	log    *slog.Logger
-	keys   [][]byte // the one in use, and then the one before it
-	from   string   // where the keys come from, for people
+	keys   [][]byte // the current key, and the previous one
+	from   string   // source of the keys, for people
 
-	foreign uint64 // how many ids were logged
+	foreign uint64 // number of foreign IDs already logged
 }
 
-// Reserver uses the key.
+// Reserver is the user of the key.
 type Reserver interface {
-	Reserves() bool     // whether a rule takes reservations
-	ForeignIDs() uint64 // how many came that were made with none of the keys
+	Reserves() bool     // whether a rule reserves hits
+	ForeignIDs() uint64 // number of IDs made with none of the keys
 }
 
-// NewReservations takes the keys from file, which is RESERVATION_KEY_FILE; else from k, with which a client that reads the backend must not
-// learn how to make IDs; or else makes one: to be offered to the others where a backend is shared, and for this process alone elsewhere. All
-// may be empty; shared returns the key that all replicas have.
+// NewReservations reads the keys from file, which is RESERVATION_KEY_FILE. Without a file it uses the keys of k, which the
+// backend does not hold, so that its readers cannot forge IDs. Without k it generates a key. shared then offers that key to other
+// replicas and returns the key that all of them use; if shared is nil, the key is valid in this process only.
 func NewReservations(
 	file string, k *Keys, shared func(ctx context.Context, offered []byte) ([]byte, error), log *slog.Logger,
 ) (*Reservations, error) {
@@ -81,11 +81,11 @@ func NewReservations(
 	return r, nil
 }
 
-// Use says what uses the key, before [Reservations.Run] is called. begin waits until that knows whether it needs the key, and the backend can
-// be asked.
+// Use sets the user of the key. It must be called before [Reservations.Run]. begin waits until the rules are known and the
+// backend is reachable.
 func (r *Reservations) Use(by Reserver, begin func(context.Context)) { r.uses, r.begin = by, begin }
 
-// readKeys returns the lines of a file.
+// readKeys returns the keys in a file, one per line.
 func readKeys(name string) (keys [][]byte, err error) {
 	text, err := smallfile.Read(name, mostInKeys)
 	if err != nil {
@@ -109,7 +109,7 @@ func readKeys(name string) (keys [][]byte, err error) {
 // String names the task.
 func (r *Reservations) String() string { return "key of reservations" }
 
-// NotReady returns why requests that reserve would be charged at once, and ids be taken for forged; "" if they would not.
+// NotReady returns why requests that reserve would be charged immediately and their IDs be taken for forged ones, or "".
 func (r *Reservations) NotReady() string {
 	if r.shared == nil || r.Sealer.Ready() || !r.uses.Reserves() {
 		return ""
@@ -117,12 +117,11 @@ func (r *Reservations) NotReady() string {
 	return "the backend, which keeps it for all replicas, has not been asked yet"
 }
 
-// First returns a channel that is closed once requests can reserve, or no rule needs that.
+// First returns a channel that is closed once requests can reserve, or no rule reserves.
 func (r *Reservations) First() <-chan struct{} { return r.first }
 
-// Run keeps the key in step with the store, if it is there, once a rule needs it. Where the store has lost it, the one in use is
-// put back; where it has another one, ids that were made with the one before are still accepted. And it reports ids that no
-// server with these keys has made.
+// Run synchronizes the key with the backend while a rule needs it. If the backend has lost the key, Run stores it again. If the
+// backend has a different key, IDs with the previous key remain valid. Run also logs foreign IDs.
 func (r *Reservations) Run(ctx context.Context) error {
 	r.begin(ctx)
 	logged, good, told := false, time.Now(), time.Time{}
@@ -155,7 +154,7 @@ func (r *Reservations) Run(ctx context.Context) error {
 	}
 }
 
-// tell reports whether to log ids.
+// tell logs new foreign IDs and reports whether there were any.
 func (r *Reservations) tell() bool {
 	n := r.uses.ForeignIDs()
 	if n == r.foreign {

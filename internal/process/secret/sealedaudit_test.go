@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 )
 
-// TestSealedAudit: with a secret the largest act has 1 KiB in Redis, replicas with the secret read it, and others leave it out.
+// TestSealedAudit: with a secret, an act takes at most 1 KiB in Redis. Replicas with the secret read it, and others skip it.
 func TestSealedAudit(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -48,15 +48,15 @@ func TestSealedAudit(t *testing.T) {
 		}
 	}
 	if longest > 1024 || longest < 960 {
-		t.Errorf("the longest act has %d bytes in Redis, want about 1 KiB at most", longest)
+		t.Errorf("the longest act has %d bytes in Redis, want at most about 1 KiB", longest)
 	}
 	if all, complete := replica(keys).Acts(t.Context()); !complete || len(all) != acts || string(all[0].Domain) != "shop" {
 		t.Errorf("another replica reads %d acts, complete: %t", len(all), complete)
 	}
 
-	// What another tenant of Redis writes is not read: acts in clear, and acts that are too large. That is logged once.
+	// Entries of another tenant of Redis are skipped: plaintext acts, and oversized acts. The log mentions it once.
 	if n := strings.Count(said.String(), "\n"); n > 0 {
-		t.Errorf("%d lines are logged: %s", n, said)
+		t.Errorf("%d log lines: %s", n, said)
 	}
 	replica(nil).Add(t.Context(), &audit.Act{Method: "Block", Reason: "forged"})
 	for i := range 3 {
@@ -69,7 +69,7 @@ func TestSealedAudit(t *testing.T) {
 		t.Errorf("a replica reads %d acts, complete: %t", len(all), complete)
 	}
 	if text := said.String(); strings.Count(text, "an entry in the backend cannot be read") != 1 || !strings.Contains(text, "rl:{audit}:acts") {
-		t.Errorf("the log says %s", text)
+		t.Errorf("log: %s", text)
 	}
 	if all, complete := replica(nil).Acts(t.Context()); !complete || len(all) != 1 {
 		t.Errorf("a replica without the secret reads %v, complete: %t", all, complete)

@@ -16,13 +16,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 )
 
-// tenantOf is another tenant of a Redis, who has no secret. It does what a server does, and more.
+// tenantOf is a client of a shared Redis without the secret. It can write anything.
 type tenantOf struct {
 	*testing.T
 	*replicated.ScriptStore
 }
 
-// all returns what the register has, by its names there.
+// all returns all entries of the register, with their stored names.
 func (v tenantOf) all() (all []replicated.Entry, at replicated.Revision) {
 	v.Helper()
 	for more := true; more; {
@@ -35,7 +35,7 @@ func (v tenantOf) all() (all []replicated.Entry, at replicated.Revision) {
 	return all, at
 }
 
-// put writes an entry, whatever is there.
+// put writes an entry unconditionally.
 func (v tenantOf) put(e replicated.Entry) {
 	v.Helper()
 	testkit.Eventually(v.T, "an entry can be written", func() bool {
@@ -45,8 +45,8 @@ func (v tenantOf) put(e replicated.Entry) {
 	})
 }
 
-// TestForgedControls: with a secret, who can write to Redis and does not have it puts no control in force, in clear, by putting one back, or
-// by making one last longer, and takes none away.
+// TestForgedControls: with a secret, a client that can write to Redis but lacks the secret cannot activate a control in
+// plaintext, by restoring one, or by extending one, and cannot remove any.
 func TestForgedControls(t *testing.T) {
 	t.Parallel()
 	db, log := redistest.Start(t), new(testkit.Buffer)
@@ -99,7 +99,7 @@ func TestForgedControls(t *testing.T) {
 	}
 	stranger := tenantOf{t, open(t)}
 
-	// In clear. A replica without the secret makes it, as one would that does not have it yet.
+	// A plaintext control, made by a replica without the secret.
 	clear := replica(t, "", "")
 	block(clear, "clear")
 	one, two := replica(t, "one", ""), replica(t, "one", "")
@@ -107,11 +107,11 @@ func TestForgedControls(t *testing.T) {
 	testkit.Eventually(t, "it is logged", func() bool {
 		return strings.Contains(log.String(), `it is in plaintext, but CACHE_KEY_SECRET_FILE has no line previous: clear`)
 	})
-	t.Run("previous: clear", func(t *testing.T) { // which ends, since it may seal and write what it has read
+	t.Run("previous: clear", func(t *testing.T) { // the replica stops at the end, because it may seal and write what it has read
 		obey(replica(t, "one", "clear"), "clear")
 	})
 
-	// Put back, as it was and with other times.
+	// A restored control, as it was and with other times.
 	kept, lifted := block(one, "kept"), block(one, "lifted")
 	obey(two, "kept", "lifted")
 	before, _ := stranger.all()
@@ -134,16 +134,16 @@ func TestForgedControls(t *testing.T) {
 		}
 	}
 	if forged != 6 {
-		t.Errorf("%d entries were put back, want 6", forged)
+		t.Errorf("%d entries were restored, want 6", forged)
 	}
 
-	// Under another name, and in the place of one that is in force, also under the name that it would have in clear.
+	// Controls under another name, and in place of an active control, also under its plaintext name.
 	sealed, _ := stranger.all()
 	sealed = slices.DeleteFunc(sealed, func(e replicated.Entry) bool { return !strings.HasPrefix(e.Text, "sealed:") })
 	sealed[0].Key, sealed[1].Key = sealed[1].Key, sealed[0].Key
 	stranger.put(sealed[0])
 	stranger.put(sealed[1])
-	block(clear, "kept") // for the name
+	block(clear, "kept") // creates the name
 	inClear, _ := stranger.all()
 	for _, e := range inClear {
 		if e.Made++; !strings.HasPrefix(e.Text, "sealed:") {

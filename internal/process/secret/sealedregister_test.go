@@ -15,8 +15,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 )
 
-// TestSealedTenants: with a secret no one reads in Redis who is a tenant, and on which plan, while replicas know all tenants,
-// also those in clear and under the previous secret, and of each what was said last.
+// TestSealedTenants: with a secret, Redis reveals no tenants and plans. Replicas read all tenants, also plaintext ones and those
+// under the previous secret, and use the latest entry of each.
 func TestSealedTenants(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -62,7 +62,7 @@ func TestSealedTenants(t *testing.T) {
 			return err == nil
 		})
 		if tries == 1 && (was[0] == nil && before != "" || was[0] != nil && was[0].Plan != before) {
-			t.Errorf("%s was on %v, want %q", name, was[0], before)
+			t.Errorf("%s had plan %v, want %q", name, was[0], before)
 		}
 	}
 	on := func(v *tenants.Tenants, name, plan string) {
@@ -76,7 +76,7 @@ func TestSealedTenants(t *testing.T) {
 		return db.CLI("HGETALL", "rl:{tenants}:entries") + db.CLI("ZRANGE", "rl:{tenants}:changed", "0", "-1") +
 			db.CLI("ZRANGE", "rl:{tenants}:ends", "0", "-1")
 	}
-	t.Run("in clear", func(t *testing.T) { // which ends, since it would put back what it knows
+	t.Run("plaintext", func(t *testing.T) { // the replica stops at the end, because it would write its entries again
 		put(replica(t, "", ""), "ann@example.com", "gold", "")
 	})
 	one := replica(t, "one", "clear")
@@ -84,9 +84,9 @@ func TestSealedTenants(t *testing.T) {
 	put(one, "bob@example.com", "gold", "")
 	put(one, "ann@example.com", "silver", "gold")
 	if all := shown(); strings.Contains(all, "bob") || strings.Contains(all, "silver") {
-		t.Errorf("Redis shows: %s", all)
+		t.Errorf("Redis reveals: %s", all)
 	}
-	two, first := replica(t, "two", "one"), replica(t, "one", "two") // as while the secret is changed
+	two, first := replica(t, "two", "one"), replica(t, "one", "two") // as during a change of the secret
 	on(two, "ann@example.com", "silver")
 	put(two, "ann@example.com", "platinum", "silver")
 	on(first, "ann@example.com", "platinum")
@@ -97,16 +97,16 @@ func TestSealedTenants(t *testing.T) {
 	on(first, "ann@example.com", "")
 	put(two, "cid@example.com", "gold", "")
 	on(first, "cid@example.com", "gold")
-	late := replica(t, "two", "one") // whose first question may have taken too long
+	late := replica(t, "two", "one") // its first request may have timed out
 	testkit.Eventually(t, "one that comes later knows who is left", func() bool { return late.Len(plans.Store) == 1 })
 	other := replica(t, "other", "")
 	testkit.Eventually(t, "one with another secret counts what it cannot read", func() bool { return len(unread) > 0 })
 	if n := other.Len(plans.Store); n != 0 {
-		t.Errorf("one with another secret knows %d tenants", n)
+		t.Errorf("a replica with another secret reads %d tenants", n)
 	}
 	db.CLI("FLUSHALL")
 	testkit.Eventually(t, "the tenants are put back", func() bool { return strings.Contains(shown(), "sealed:") })
 	if all := shown(); strings.Contains(all, "example.com") {
-		t.Errorf("Redis shows: %s", all)
+		t.Errorf("Redis reveals: %s", all)
 	}
 }

@@ -1,7 +1,7 @@
-// Package secret derives keys from one file, which all replicas have. They keep anyone who can read the backend from learning which
-// users its counters are about: one key makes the names of counters, some make the IDs of reservations, and a seal encrypts the
-// texts that are kept beside counters. [Texts] applies the seal to the audit and to registers. [Reservations] holds the key of IDs, also
-// where there is no such file.
+// Package secret derives keys from a file that all replicas share. They prevent readers of the backend from learning the users
+// behind its counters: a key for the names of counters, keys for reservation IDs, and a seal that encrypts the texts beside
+// counters. [Texts] applies the seal to the audit log and to registers. [Reservations] holds the keys of reservation IDs, also
+// without such a file.
 //
 // This package is part of the process.
 package secret
@@ -33,18 +33,18 @@ const (
 
 // Keys are the keys derived from a file. They are safe for concurrent use.
 type Keys struct {
-	// Reservations are the keys of ids of reservations: that in use, and that of the previous secret, if there is one.
+	// Reservations are the keys of reservation IDs: the current one, and that of the previous secret, if any.
 	Reservations [][]byte
 	// Mark identifies the secret. It is the same in all processes with the secret, and reveals nothing else about it.
 	Mark string
 	// Clear means that texts from before the secret are plaintext and can still be read.
 	Clear bool
 
-	counters []byte  // key of the names of counters
-	seals    []*seal // that of the current secret, and of the previous one, if there is one
+	counters []byte  // key for the names of counters
+	seals    []*seal // of the current secret, and of the previous one, if any
 }
 
-// seal is the keys of one secret for texts.
+// seal holds the keys of one secret for texts.
 type seal struct {
 	mark  string
 	box   cipher.AEAD
@@ -143,7 +143,7 @@ func New(current, previous string) (*Keys, error) {
 	return k, nil
 }
 
-// CounterNames returns what makes the names of counters; nil, for plain hashes, if k is nil.
+// CounterNames returns the secret for the names of counters. A nil k returns nil, for plain hashes.
 func (k *Keys) CounterNames() *descriptors.Secret {
 	if k == nil {
 		return nil

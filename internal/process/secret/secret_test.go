@@ -70,7 +70,7 @@ func TestSeal(t *testing.T) {
 	}
 	for _, k := range []*Keys{first, both} {
 		if got, err := k.Open(sealed, "about"); err != nil || !bytes.Equal(got, text) {
-			t.Errorf("opened: %q, %v", got, err)
+			t.Errorf("open: %q, %v", got, err)
 		}
 	}
 	fromClear := keys(t, one, "clear")
@@ -78,19 +78,19 @@ func TestSeal(t *testing.T) {
 		t.Errorf("after clear: %+v, names %q", fromClear, fromClear.Names("x"))
 	}
 	if got, err := fromClear.Open(sealed, "about"); err != nil || !bytes.Equal(got, text) {
-		t.Errorf("opened after clear: %q, %v", got, err)
+		t.Errorf("open after clear: %q, %v", got, err)
 	}
 	if _, err := second.Open(sealed, "about"); !errors.Is(err, ErrOther) {
-		t.Errorf("opened with another secret: %v", err)
+		t.Errorf("open with another secret: %v", err)
 	}
 	if _, err := first.Open(sealed, "other"); !errors.Is(err, ErrSpoiled) {
-		t.Errorf("opened as about something else: %v", err)
+		t.Errorf("open with another about: %v", err)
 	}
 	for i := range len(sealed) {
 		spoiled := bytes.Clone(sealed)
 		if spoiled[i] ^= 1; Sealed(spoiled) {
 			if got, err := first.Open(spoiled, "about"); err == nil && !bytes.Equal(got, text) {
-				t.Errorf("byte %d spoiled: %q", i, got)
+				t.Errorf("byte %d changed: %q", i, got)
 			}
 		}
 		if got, err := first.Open(sealed[:i], "about"); err == nil {
@@ -98,7 +98,7 @@ func TestSeal(t *testing.T) {
 		}
 	}
 	if first.Mark == second.Mark || second.Mark != both.Mark || bytes.Equal(first.counters, second.counters) || !bytes.Equal(second.counters, both.counters) {
-		t.Error("the keys do not follow the current secret")
+		t.Error("the keys do not depend on the current secret only")
 	}
 	of := func(k *Keys, what string) string { return strings.Join(k.Names(what), " ") }
 	if n := of(first, "x"); len(n) != 16 || n == of(first, "y") || n == of(second, "x") || of(both, "x") != of(second, "x")+" "+n {

@@ -15,10 +15,11 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/process/health"
 )
 
-// Texts keeps texts in a backend so that only a holder of the secret can read or make them. Without a secret it keeps them in clear. With
-// one it reads what is in clear only if the file says that it may be from before: anyone who can write to the backend can make that.
+// Texts encrypts texts in a backend so that only a holder of the secret can read or create them. Without a secret it stores
+// plaintext. With a secret it accepts plaintext only if the file has "previous: clear", because anyone who can write to the
+// backend can create it.
 type Texts struct {
-	keys   *Keys // nil if there is no secret
+	keys   *Keys // nil without a secret
 	log    *slog.Logger
 	unread *throttle.Log
 }
@@ -28,7 +29,7 @@ func NewTexts(keys *Keys, log *slog.Logger) *Texts {
 	return &Texts{keys: keys, log: log, unread: throttle.Every(time.Minute)}
 }
 
-// seal returns a text as the backend gets it. about is not in it, and must be the same when it is opened.
+// seal returns the stored form of a text. about is not included; open requires the same value.
 func (t *Texts) seal(text []byte, about string) []byte {
 	if t.keys == nil {
 		return text
@@ -36,7 +37,7 @@ func (t *Texts) seal(text []byte, about string) []byte {
 	return t.keys.Seal(text, about)
 }
 
-// open undoes what seal did.
+// open reverses seal.
 func (t *Texts) open(text []byte, about string) ([]byte, error) {
 	var open []byte
 	var err error
@@ -56,26 +57,26 @@ func (t *Texts) open(text []byte, about string) ([]byte, error) {
 	return nil, err
 }
 
-// leaveOut logs why something in the store is left out.
+// leaveOut logs why an entry of the backend is skipped.
 func (t *Texts) leaveOut(about string, err error) {
 	t.unread.Through(t.log, "").Error("an entry in the backend cannot be read and is skipped: "+
 		"give all replicas the same CACHE_KEY_SECRET_FILE, with the previous secret for a while after a change", "what", about, "error", err)
 }
 
-// auditKey is what acts are sealed about: where they are.
+// auditKey is the about of acts: their key in Redis.
 const auditKey = "rl:{audit}:acts"
 
 var errHuge = errors.New("it is too large, or no longer exists")
 
-// sealedAudit keeps acts so that only processes with the secret can read them.
+// sealedAudit encrypts the acts of an audit store.
 type sealedAudit struct {
 	audit.Store
 
 	texts *Texts
 }
 
-// Audit returns store, which keeps acts in t.
-func (t *Texts) Audit(store audit.Store) audit.Store { //nolint:ireturn // its consumer's own
+// Audit returns store with encryption by t.
+func (t *Texts) Audit(store audit.Store) audit.Store { //nolint:ireturn // declared by the consumer
 	return sealedAudit{store, t}
 }
 
@@ -88,7 +89,7 @@ func (s sealedAudit) Append(ctx context.Context, ids []string, acts [][]byte, mo
 	return s.Store.Append(ctx, ids, sealed, most)
 }
 
-// Page implements [audit.Store]. An act that cannot be read is empty, so that a page is as long as it is.
+// Page implements [audit.Store]. An unreadable act is empty, so that the length of the page is unchanged.
 func (s sealedAudit) Page(ctx context.Context, skip, n int) ([][]byte, error) {
 	acts, err := s.Store.Page(ctx, skip, n)
 	for i, act := range acts {
@@ -101,25 +102,25 @@ func (s sealedAudit) Page(ctx context.Context, skip, n int) ([][]byte, error) {
 	return acts, err
 }
 
-// sealedRegister keeps the entries of a register so that only processes with the secret can read them, their keys included.
+// sealedRegister encrypts the entries of a register, including their keys.
 type sealedRegister struct {
 	replicated.Store
 
 	texts *Texts
 }
 
-// Register returns store, which keeps its entries in t.
-func (t *Texts) Register(store replicated.Store) replicated.Store { //nolint:ireturn // its consumer's own
+// Register returns store with encryption by t.
+func (t *Texts) Register(store replicated.Store) replicated.Store { //nolint:ireturn // declared by the consumer
 	return sealedRegister{store, t}
 }
 
-// about is what the seal of an entry is about: all that the store has of it beside the text. So a holder of the secret notices an entry
-// that was moved or lengthened, and one that was put back has the time that it had.
+// about returns the about of an entry: its stored key and times. Open thus detects an entry that was moved or extended, and an
+// entry that was restored keeps its original times.
 func about(e *replicated.Entry) string {
 	return fmt.Sprintf("entry %s %d %d", e.Key, e.Made, e.Expires)
 }
 
-// Changes implements [replicated.Store]. What cannot be opened is no entry of any table, under a key that none has.
+// Changes implements [replicated.Store]. An entry that cannot be opened gets an empty key and an invalid text.
 func (s sealedRegister) Changes(ctx context.Context, since replicated.Revision, self string) (replicated.Changes, error) {
 	all, err := s.Store.Changes(ctx, since, self)
 	for i := range all.Entries {
@@ -138,7 +139,7 @@ func (s sealedRegister) Changes(ctx context.Context, since replicated.Revision, 
 	return all, err
 }
 
-// Put implements [replicated.Store]. An entry that is there under other names, in clear or by the previous secret, is taken away there.
+// Put implements [replicated.Store]. It deletes the entry's previous names, by the previous secret and in plaintext.
 func (s sealedRegister) Put(ctx context.Context, since replicated.Revision, entries []replicated.Entry, again bool) (replicated.Revision, error) {
 	if s.texts.keys == nil {
 		return s.Store.Put(ctx, since, entries, again)
@@ -149,7 +150,7 @@ func (s sealedRegister) Put(ctx context.Context, since replicated.Revision, entr
 		for _, name := range names[1:] {
 			all = append(all, replicated.Entry{Key: name})
 		}
-		whole := fmt.Appendf(nil, "%d %s%s", len(e.Key), e.Key, e.Text) // with the key, behind its length
+		whole := fmt.Appendf(nil, "%d %s%s", len(e.Key), e.Key, e.Text) // the length of the key, the key, and the text
 		e.Key = names[0]
 		e.Text = string(s.texts.seal(whole, about(&e)))
 		all = append(all, e)
@@ -157,32 +158,32 @@ func (s sealedRegister) Put(ctx context.Context, since replicated.Revision, entr
 	return s.Store.Put(ctx, since, all, again)
 }
 
-// split returns the key and the text of an entry that was opened.
+// split returns the key and the text of an opened entry.
 func split(whole []byte) (key, text string) {
 	length, rest, _ := strings.Cut(string(whole), " ")
 	n, err := strconv.Atoi(length)
 	if err != nil || n < 0 || n > len(rest) {
-		return "", "" // no version has written that
+		return "", "" // written by no version
 	}
 	return rest[:n], rest[n:]
 }
 
-// sameSecret sees to it that all replicas of a register have the same secret: the name of each has a mark of it.
+// sameSecret checks that all replicas of a register have the same secret, by a mark in the names of replicas.
 type sameSecret struct {
 	replicated.Store
 
-	mark    string // of the secret; empty without one
+	mark    string // mark of the secret; empty without one
 	log     *slog.Logger
 	health  *health.Tracker
-	part    *health.Part // nil until it matters
+	part    *health.Part // nil before the first difference
 	differs bool
 }
 
-// markOf separates the name of a replica, and what it says of itself, from the mark of its secret.
+// markOf separates the name and status of a replica from the mark of its secret.
 const markOf = "#"
 
-// Same returns store, and reports to the log and to health whether its replicas have different secrets.
-func Same(store replicated.Store, keys *Keys, log *slog.Logger, h *health.Tracker) replicated.Store { //nolint:ireturn // its consumer's own
+// Same returns store with a check, in the log and in health, that its replicas have the same secret.
+func Same(store replicated.Store, keys *Keys, log *slog.Logger, h *health.Tracker) replicated.Store { //nolint:ireturn // declared by the consumer
 	v := &sameSecret{Store: store, log: log, health: h}
 	if keys != nil {
 		v.mark = keys.Mark
@@ -211,11 +212,11 @@ func (s *sameSecret) Replicas(ctx context.Context) ([]string, error) {
 	return names, err
 }
 
-// compare finds out whether all replicas have the same secret.
+// compare checks whether all replicas have the same secret.
 func (s *sameSecret) compare(ctx context.Context) {
 	names, err := s.Store.Replicas(ctx)
 	if err != nil {
-		return // it is asked again soon
+		return // tried again soon
 	}
 	var others []string
 	for _, name := range names {
@@ -230,7 +231,7 @@ func (s *sameSecret) compare(ctx context.Context) {
 	}
 }
 
-// report says that replicas have other secrets, or no longer do.
+// report reports replicas with different secrets, or that there are none any more.
 func (s *sameSecret) report(others []string) {
 	if s.part == nil {
 		s.part = s.health.Add("cache key secret", true, "")
