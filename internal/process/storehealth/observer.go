@@ -18,17 +18,17 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// logEvery is the least time between two lines about the same thing.
+// logEvery is the minimum interval between log lines about the same event.
 const logEvery = 10 * time.Second
 
 // Config describes a backend to an [Observer].
 type Config struct {
 	Name    string                    // for people
-	Policy  Policy                    // what depends on the backend
-	Failed  string                    // the log line of operations that failed
-	Events  map[remote.EventKind]Line // the log lines of events; others are only counted
-	Classes []remote.Class            // of errors that not all backends have
-	PerNode []stats.Metric            // counters that every node has from the start, at 0
+	Policy  Policy                    // effect of the backend on health and readiness
+	Failed  string                    // log line of failed operations
+	Events  map[remote.EventKind]Line // log lines of events; others are only counted
+	Classes []remote.Class            // error classes beyond the common ones
+	PerNode []stats.Metric            // counters that each node has from the start, at 0
 }
 
 // Line is a log line.
@@ -37,7 +37,7 @@ type Line struct {
 	Text  string
 }
 
-// Observer counts and logs what a backend does. It is safe for concurrent use.
+// Observer counts and logs the events of a backend. It is safe for concurrent use.
 type Observer struct {
 	*Store
 
@@ -49,10 +49,10 @@ type Observer struct {
 	calls, ops, merged *count.Counter
 	latency, size      *stats.Histogram
 	errors             map[remote.Class]*count.Counter
-	failing            sync.Map // the names of the nodes of which the log says last that they are failing
+	failing            sync.Map // nodes whose last log line is about failing
 }
 
-// Observe adds a backend to health and metrics. The metrics of its errors and events are there, at 0, before anything happens.
+// Observe adds a backend to health and metrics. Series of its errors and events start at 0.
 func Observe(c Config, log *slog.Logger, r *stats.Registry, h *health.Tracker) *Observer {
 	o := &Observer{
 		Store:    New(c.Name, h, c.Policy),
@@ -77,12 +77,12 @@ func Observe(c Config, log *slog.Logger, r *stats.Registry, h *health.Tracker) *
 	return o
 }
 
-// Remote returns what the backend reports to.
+// Remote returns the callbacks for the backend.
 func (o *Observer) Remote() remote.Observer {
 	return remote.Observer{Batch: o.batch, Breaker: o.breaker, Connections: o.Connected, Event: o.event}
 }
 
-// Counted returns b, whose errors are counted by class.
+// Counted returns b with errors counted by class.
 func (o *Observer) Counted(b backend.Backend) backend.Backend { return &countedBackend{b, o} }
 
 type countedBackend struct {
@@ -108,7 +108,7 @@ func (o *Observer) failed(err error) {
 	cmp.Or(o.errors[class], o.errors[remote.Other]).Add(1)
 }
 
-// batch counts b, and logs it if it failed.
+// batch counts b and logs its error.
 func (o *Observer) batch(b remote.Batch) {
 	o.calls.Add(1)
 	o.ops.Add(uint64(b.Ops))
@@ -120,11 +120,11 @@ func (o *Observer) batch(b remote.Batch) {
 	}
 	class := string(b.Err.Class)
 	o.throttle.Through(o.log, "failed "+b.Node+class).
-		Warn(o.config.Failed, "node", b.Node, "class", class, "error", b.Err) //nolint:sloglint // each backend's is constant
+		Warn(o.config.Failed, "node", b.Node, "class", class, "error", b.Err) //nolint:sloglint // constant for each backend
 }
 
-// breaker follows the breaker of a node, whose series are shown from the first state on. The log says when it opens and when it closes,
-// but does not mention probes.
+// breaker records the state of a node's breaker. It logs when a breaker opens and closes, but not its probes. The node's series
+// start with the first state.
 func (o *Observer) breaker(node, state string) {
 	o.Breaker(node, state)
 	for _, metric := range o.config.PerNode {
@@ -149,12 +149,12 @@ func (o *Observer) breaker(node, state string) {
 	}
 }
 
-// number returns the state of a breaker as metrics have it. A node that is gone is shown as closed, since there is nothing to fix.
+// number returns the state of a breaker as a metric value. A removed node is closed, because there is nothing to fix.
 func (o *Observer) number(node string) float64 {
 	return float64(max(0, slices.Index([]string{remote.Closed, remote.HalfOpen, remote.Open}, o.Breakers()[node])))
 }
 
-// event counts e, which an operator should know about, and logs it.
+// event counts and logs e.
 func (o *Observer) event(e remote.Event) {
 	if e.Kind == remote.EventConnectFailed {
 		o.ConnectFailed(e.Err)
@@ -171,5 +171,5 @@ func (o *Observer) event(e remote.Event) {
 	if e.Err != nil {
 		log = log.With("error", e.Err)
 	}
-	log.Log(context.Background(), line.Level, line.Text) //nolint:sloglint // each event's is constant
+	log.Log(context.Background(), line.Level, line.Text) //nolint:sloglint // constant for each event
 }

@@ -20,45 +20,43 @@ func observed(p Policy) (o *Observer, log *bytes.Buffer, h *health.Tracker) {
 	return Observe(Config{Name: "redis", Policy: p}, slog.New(slog.NewTextHandler(log, nil)), stats.New(), h), log, h
 }
 
-// TestBreakerInTheLog makes a breaker open and probe many times: the log says twice that it is open, ten seconds apart,
-// and once that this is over.
+// TestBreakerInTheLog: a breaker that opens and probes many times is logged as open twice, ten seconds apart, and as closed once.
 func TestBreakerInTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, log, h := observed(Policy{})
 		o.Connected(2)
 		o.batch(remote.Batch{Node: "a:1", Ops: 1})
 		if why := o.NotReady(); why != "" {
-			t.Errorf("not ready while Redis is well: %s", why)
+			t.Errorf("not ready with a working Redis: %s", why)
 		}
-		for range 60 { // 15 s
+		for range 60 { // 15 s in total
 			o.breaker("a:1", "open")
 			time.Sleep(250 * time.Millisecond)
 			o.breaker("a:1", "half-open")
 		}
 		if o.NotReady() == "" {
-			t.Error("ready though the breaker of the only node is open")
+			t.Error("ready with an open breaker on the only node")
 		}
 		if c := h.Components()[0]; !h.OK() || !c.Degraded || !strings.Contains(c.LastError, "a:1") {
 			t.Errorf("with an open breaker health is %t, and redis %+v; want it degraded, with the node", h.OK(), c)
 		}
 		o.breaker("a:1", "closed")
 		if c := h.Components()[0]; !c.OK {
-			t.Errorf("after the breaker has closed redis is %+v", c)
+			t.Errorf("redis after the breaker has closed: %+v", c)
 		}
 		if why := o.NotReady(); why != "" {
 			t.Errorf("not ready after the breaker has closed: %s", why)
 		}
 		if open, closed := strings.Count(log.String(), "the backend is failing"), strings.Count(log.String(), "answers again"); open != 2 || closed != 1 {
-			t.Errorf("%d lines of its opening and %d of its closing, want 2 and 1:\n%s", open, closed, log)
+			t.Errorf("%d lines about opening and %d about closing, want 2 and 1:\n%s", open, closed, log)
 		}
 		if !strings.Contains(log.String(), "omitted=39") {
-			t.Errorf("the log does not tell how many lines it left out:\n%s", log)
+			t.Errorf("the log lacks the number of omitted lines:\n%s", log)
 		}
 	})
 }
 
-// TestNodeGone: a node that is no longer used is not shown as open indefinitely, and does not count among the nodes that
-// may be ready, until it comes back.
+// TestNodeGone: a removed node is not reported as open indefinitely, and does not count for readiness until it returns.
 func TestNodeGone(t *testing.T) {
 	t.Parallel()
 	o, log, _ := observed(Policy{})
@@ -69,30 +67,30 @@ func TestNodeGone(t *testing.T) {
 		o.breaker(node, "open")
 	}
 	if o.NotReady() == "" || state("a:1") != 2 {
-		t.Errorf("ready though the breakers of both nodes are open; that of the first is shown as %v", state("a:1"))
+		t.Errorf("ready with open breakers on both nodes; state of the first %v", state("a:1"))
 	}
 	o.breaker("a:1", "gone")
 	if o.NotReady() == "" || state("a:1") != 0 {
-		t.Errorf("ready though the breaker of the only node is open; that of the other one is shown as %v", state("a:1"))
+		t.Errorf("ready with an open breaker on the only node; state of the removed one %v", state("a:1"))
 	}
 	o.breaker("a:1", "closed")
 	if why := o.NotReady(); why != "" {
-		t.Errorf("not ready though a node is back: %s", why)
+		t.Errorf("not ready after a node has returned: %s", why)
 	}
 	if strings.Contains(log.String(), "answers again") {
-		t.Errorf("the log says of a node that is gone that it answers again:\n%s", log)
+		t.Errorf("the log reports that a removed node answers again:\n%s", log)
 	}
 }
 
-// TestHealthOfRedis follows health through a first connection, its loss, and a failed attempt to connect.
+// TestHealthOfRedis: health after a first connection, its loss, and a failed connection attempt.
 func TestHealthOfRedis(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name   string
 		policy Policy
-		want   [4]bool // at first, connected, lost, rejected
+		want   [4]bool // at first, connected, lost, connection failed
 		ready  [4]bool
-	}{ // whatever health is, Redis is shown as working only while it is connected
+	}{ // Redis is OK only while connected, regardless of health
 		{"by default", Policy{}, [4]bool{false, true, true, true}, [4]bool{false, true, false, false}},
 		{
 			"following connections",
@@ -101,7 +99,7 @@ func TestHealthOfRedis(t *testing.T) {
 			[4]bool{false, true, false, false},
 		},
 		{
-			"answering without",
+			"optional",
 			Policy{Follows: true, Optional: true},
 			[4]bool{true, true, true, true},
 			[4]bool{true, true, true, true},
@@ -121,14 +119,14 @@ func TestHealthOfRedis(t *testing.T) {
 				t.Errorf("%s, step %d: health is %v, want %v", tt.name, i, got, tt.want[i])
 			}
 			if c := h.Components()[0]; c.OK != (i == 1) || c.Degraded != (tt.want[i] && i != 1) {
-				t.Errorf("%s, step %d: redis is shown as %+v", tt.name, i, c)
+				t.Errorf("%s, step %d: redis is %+v", tt.name, i, c)
 			}
 			if got := o.NotReady() == ""; got != tt.ready[i] {
 				t.Errorf("%s, step %d: ready is %v (%s), want %v", tt.name, i, got, o.NotReady(), tt.ready[i])
 			}
 		}
 		if last := h.Components()[0].LastError; !strings.Contains(last, "no route") {
-			t.Errorf("%s: the last error is %q, want it to tell why", tt.name, last)
+			t.Errorf("%s: the last error is %q, want the reason", tt.name, last)
 		}
 	}
 }

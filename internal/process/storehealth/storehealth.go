@@ -1,7 +1,7 @@
-// Package storehealth decides whether a backend behind a network can decide requests, and what follows for health and readiness. It also
-// counts and logs what such a backend does: an [Observer] passes on to a [Store] what the backend reports.
+// Package storehealth determines whether a remote backend is usable, and the effects on health and readiness. An [Observer]
+// counts and logs the backend's events, and passes its state to a [Store].
 //
-// A Store is a state machine. Its inputs are the number of connections, why connecting failed, and the state of the breaker of each node.
+// A Store is a state machine. Its inputs are the number of connections, connection errors, and the state of each node's breaker.
 // Its outputs are the backend's component of health, and a reason why the server is not ready. There are three states:
 //
 //   - unusable: there is no connection;
@@ -39,8 +39,8 @@ type Store struct {
 	mu          sync.Mutex
 	connections int
 	worked      bool              // it has been usable
-	failure     string            // why there is no connection; the last reason if there is one
-	nodes       map[string]string // the states of the breakers, as pkg/backend/remote names them
+	failure     string            // reason for the lack of a connection; the last reason with one
+	nodes       map[string]string // states of the breakers, as named by pkg/backend/remote
 }
 
 const noConnectionYet = "not connected yet"
@@ -58,14 +58,14 @@ func New(name string, h *health.Tracker, p Policy) *Store {
 	return s
 }
 
-// Local returns the Store of a backend in this process, which can always decide and has no connections.
+// Local returns the Store of a backend in this process, which is always usable and has no connections.
 func Local() *Store {
 	s := &Store{tried: make(chan struct{})}
 	close(s.tried)
 	return s
 }
 
-// change makes a change, and tells health what follows.
+// change runs do and updates health.
 func (s *Store) change(do func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,7 +109,7 @@ func (s *Store) ConnectFailed(err error) {
 	})
 }
 
-// Breaker notes the state of the breaker of a node, which begins with remote.Closed.
+// Breaker records the state of a node's breaker. A node's first state is remote.Closed.
 func (s *Store) Breaker(node, state string) {
 	s.change(func() { s.nodes[node] = state })
 }

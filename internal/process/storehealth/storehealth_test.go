@@ -16,7 +16,7 @@ func TestStore(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		policy storehealth.Policy
-		script string // event => health, readiness or the reason; Away and its reason
+		script string // event => health; "ready" or the reason
 	}{
 		{"by default", storehealth.Policy{}, `
 			begin              => unhealthy; not connected yet
@@ -110,7 +110,7 @@ func TestTried(t *testing.T) {
 		s.Connected(0)
 		select {
 		case <-s.Tried():
-			t.Errorf("%s: tried before anything was", name)
+			t.Errorf("%s: tried before the first attempt", name)
 		default:
 		}
 		first(s)
@@ -121,7 +121,7 @@ func TestTried(t *testing.T) {
 			t.Errorf("%s: not tried", name)
 		}
 		if why := s.Away(); why != "" {
-			t.Errorf("%s: away with a connection: %s", name, why)
+			t.Errorf("%s: disconnected with a connection: %s", name, why)
 		}
 	}
 }
@@ -138,17 +138,17 @@ func TestTriedTellsTheResult(t *testing.T) {
 		}()
 		s.Connected(1)
 		if away := <-heard; away != "" {
-			t.Fatalf("connected, and away because %s", away)
+			t.Fatalf("connected, but disconnected because of %s", away)
 		}
 	}
 }
 
-// TestLocal: counters in this process can always be asked, over no connection.
+// TestLocal: a backend in this process is always usable, without connections.
 func TestLocal(t *testing.T) {
 	t.Parallel()
 	s := storehealth.Local()
 	<-s.Tried()
 	if why := s.NotReady() + s.Away(); why != "" || s.Connections() != 0 || len(s.Breakers()) != 0 {
-		t.Errorf("not ready or away (%q), with %d connections to %v", why, s.Connections(), s.Breakers())
+		t.Errorf("not ready or disconnected (%q), with %d connections to %v", why, s.Connections(), s.Breakers())
 	}
 }
