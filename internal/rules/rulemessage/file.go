@@ -17,7 +17,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// Limits returns the limits of messages, which are those of one rule.
+// Limits returns the limits of a rule's messages.
 func Limits(all []*adminv1.Limit) (descriptors.RateLimits, error) {
 	d := object{rulefile.KeyKey: "key", rulefile.KeyValue: "value"}
 	Into(&adminv1.Rule{Limits: all}, d)
@@ -32,10 +32,10 @@ func Limits(all []*adminv1.Limit) (descriptors.RateLimits, error) {
 	return descriptors.RateLimits{}, errors.New("there are none")
 }
 
-// object is a map of a file of rules.
+// object is a mapping of a rule file.
 type object = map[string]any
 
-// pick copies the keys that from has.
+// pick copies keys that exist in from.
 func pick(to, from object, keys ...string) {
 	for _, key := range keys {
 		if from[key] != nil {
@@ -44,7 +44,7 @@ func pick(to, from object, keys ...string) {
 	}
 }
 
-// Into gives a descriptor, a map of a file of rules, the limits and keys of a rule.
+// Into writes the limits and keys of a rule into d, a descriptor of a rule file.
 func Into(r *adminv1.Rule, d object) {
 	pick(d, fieldsOf(r), rulefile.KeyShadowMode, rulefile.KeyQuotaMode, rulefile.KeyMetadata)
 	one, list := limitsOf(r)
@@ -69,7 +69,7 @@ func Into(r *adminv1.Rule, d object) {
 	}
 }
 
-// policyInto gives a map what a rule says beside its limits.
+// policyInto writes the keys of r other than its limits into o.
 func policyInto(r *adminv1.Rule, o object) {
 	fields := fieldsOf(r)
 	if lease := r.GetLease(); lease < 0 {
@@ -97,7 +97,7 @@ func policyInto(r *adminv1.Rule, o object) {
 		rulefile.KeyReserve)
 }
 
-// limitsOf returns the limit of a rule, which has the policy inside, or its limits.
+// limitsOf returns the single limit of a rule, including its policy, or the list of its limits.
 func limitsOf(r *adminv1.Rule) (one object, list []any) {
 	switch limits := r.GetLimits(); {
 	case r.GetIsUnlimited():
@@ -114,22 +114,22 @@ func limitsOf(r *adminv1.Rule) (one object, list []any) {
 	}
 }
 
-// limitOf returns a limit with the keys that mean something for its algorithm.
+// limitOf returns a limit with the keys of its algorithm.
 func limitOf(l *adminv1.Limit, listed bool) object {
 	out := object{rulefile.KeyRequestsPerUnit: l.Number(), rulefile.KeyUnitMultiplier: max(l.GetUnitMultiplier(), 1)}
 	fields, keys := fieldsOf(l), []string{rulefile.KeyUnit, rulefile.KeyName, rulefile.KeyAlgorithm}
-	if algorithm, err := engine.ParseAlgorithm(Word(l.GetAlgorithm())); err == nil { // else loading it says what is wrong
+	if algorithm, err := engine.ParseAlgorithm(Word(l.GetAlgorithm())); err == nil { // otherwise loading reports the error
 		for p := range engine.Parameters() {
 			if !p.TakenBy(algorithm) || listed && p.Single() {
 				continue
 			}
 			if keys = append(keys, p.String()); p.Kind() == engine.KindFlag && fields[p.String()] == nil {
-				fields[p.String()] = false // which the message does not tell from unset
+				fields[p.String()] = false // the message does not distinguish false from unset
 			}
 		}
 	}
 	for _, key := range keys {
-		if begin := fields[key+"_begin"]; begin != nil { // a map in place of true
+		if begin := fields[key+"_begin"]; begin != nil { // a mapping instead of true
 			fields[key] = begin
 		}
 	}
@@ -144,7 +144,7 @@ func limitOf(l *adminv1.Limit, listed bool) object {
 	return out
 }
 
-// fieldsOf returns the fields of a message that are set, lists aside, as rules spell them. The names of the fields are those of the keys.
+// fieldsOf returns the set fields of a message, except lists, in the syntax of rules. Fields and keys have the same names.
 func fieldsOf(m proto.Message) object {
 	out := object{}
 	m.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
@@ -172,7 +172,7 @@ func fieldsOf(m proto.Message) object {
 	return out
 }
 
-// Word returns a value of an enumeration as rules spell it: allow for ON_FAILURE_ALLOW. Without a value it is empty.
+// Word returns an enum value in the syntax of rules: allow for ON_FAILURE_ALLOW. The zero value is "".
 func Word(e protoreflect.Enum) string { return wordOf(e.Descriptor(), e.Number()) }
 
 func wordOf(e protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {

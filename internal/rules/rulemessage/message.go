@@ -1,5 +1,5 @@
-// Package rulemessage converts rules to messages of the admin API ([Of]), and messages back to what stands in a file ([Into]) and to limits
-// ([Limits]). A message has what decides about requests, except rlqs; it has nothing of the domain.
+// Package rulemessage converts rules to messages of the admin API ([Of]), and messages to descriptors of a rule file ([Into]) and
+// to limits ([Limits]). A message contains everything that decides requests except rlqs, and nothing of the domain.
 //
 // This package is optional: the core works without it.
 package rulemessage
@@ -17,7 +17,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// Of returns the message of a rule, as ListRules has it; nil for nil.
+// Of returns the message of a rule for ListRules; nil for nil.
 func Of(r *descriptors.Rule) *adminv1.Rule {
 	if r == nil {
 		return nil
@@ -45,12 +45,12 @@ func Of(r *descriptors.Rule) *adminv1.Rule {
 		}
 	}
 	if r.Metadata != nil {
-		m.Metadata, _ = structpb.NewStruct(r.Metadata) // rules have nothing else
+		m.Metadata, _ = structpb.NewStruct(r.Metadata) // rules have only valid values
 	}
 	return m
 }
 
-// Limit returns the message of a limit.
+// Limit converts a limit.
 func Limit(i *descriptors.RateLimit) *adminv1.Limit {
 	m := &adminv1.Limit{
 		Algorithm:      adminv1.Algorithm(Enum(adminv1.Algorithm_value, "ALGORITHM", i.Limit.Algorithm)),
@@ -79,8 +79,7 @@ func Limit(i *descriptors.RateLimit) *adminv1.Limit {
 	return m
 }
 
-// setParameters sets the fields of a limit's message that have the keys of parameters. What means nothing under the
-// limit's algorithm stays unset.
+// setParameters sets the fields of a limit's message by parameter. Parameters of other algorithms stay unset.
 func setParameters(m protoreflect.Message, l *engine.Limit) {
 	fields := m.Descriptor().Fields()
 	for p := range engine.Parameters() {
@@ -106,13 +105,13 @@ func setParameters(m protoreflect.Message, l *engine.Limit) {
 	}
 }
 
-// Enum returns the number of v in an enum whose values are its words in capitals, behind a prefix; 0 if it is none
-// of them, such as a default.
+// Enum returns the number of v in an enum whose value names are a prefix and the words of v in capitals; 0 if there is none, as
+// for a default.
 func Enum(numbers map[string]int32, prefix string, v fmt.Stringer) int32 {
 	return numbers[prefix+"_"+strings.ToUpper(strings.ReplaceAll(v.String(), " ", "_"))]
 }
 
-// OnFailure returns the value of a failure policy.
+// OnFailure converts a fallback.
 func OnFailure(f descriptors.OnFailure) adminv1.OnFailure {
 	return adminv1.OnFailure(Enum(adminv1.OnFailure_value, "ON_FAILURE", f))
 }

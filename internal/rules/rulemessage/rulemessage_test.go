@@ -11,7 +11,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// TestLimits: limits survive the way into messages and back.
+// TestLimits: limits are unchanged by conversion to messages and back.
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	const head = "domain: d\ndescriptors:\n  - key: k\n    value: v\n    "
