@@ -16,7 +16,7 @@ import (
 type bounded struct {
 	name, lines string
 	limit       proof.Limit
-	spacing     time.Duration // at which a client that never sends sooner is never rejected
+	spacing     time.Duration // interval at which a client is never rejected
 }
 
 const (
@@ -24,7 +24,7 @@ const (
 	boundWindow = 2 * time.Second
 )
 
-// boundedRules are those of which one key in so many is.
+// boundedRules returns the rules to check. The keys are distributed evenly over them.
 func boundedRules() []bounded {
 	const each = boundWindow / boundHits
 	of := func(l proof.Limit) proof.Limit {
@@ -39,7 +39,7 @@ func boundedRules() []bounded {
 	}
 }
 
-// admitted is a call of which a hit was admitted.
+// admitted returns a call with one admitted hit.
 func (b bounded) admitted(sent, done time.Time) proof.Call {
 	return proof.Call{
 		Sent: proof.Micros(sent.UnixMicro()), Done: proof.Micros(done.UnixMicro()) + 1, Hits: 1,
@@ -47,7 +47,7 @@ func (b bounded) admitted(sent, done time.Time) proof.Call {
 	}
 }
 
-// siege is the check A3 under way.
+// siege is the state of check A3.
 type siege struct {
 	rules []bounded
 	keys  int
@@ -56,7 +56,7 @@ type siege struct {
 	sent, failed, rejected, honest atomic.Int64
 
 	mu       sync.Mutex
-	admitted [][]proof.Call // of each key
+	admitted [][]proof.Call // by key
 }
 
 func windowBounds(ctx context.Context, e *env) {
@@ -68,7 +68,7 @@ func windowBounds(ctx context.Context, e *env) {
 	var rules strings.Builder
 	rules.WriteString("domain: d\ndescriptors:\n")
 	for _, b := range g.rules {
-		// A window of two seconds ends within a minute many times, and is not one of the units.
+		// A window of two seconds ends many times in a minute, and is not a unit.
 		fmt.Fprintf(&rules, "  - key: %s\n    rate_limit:\n      unit: second\n      requests_per_unit: %d\n      unit_multiplier: 2 #+\n%s", b.name, boundHits, b.lines)
 	}
 	if e.other {
@@ -111,7 +111,7 @@ func windowBounds(ctx context.Context, e *env) {
 	e.measured(g.failed.Load() == 0, "%d failed", g.failed.Load())
 }
 
-// burst takes a hit of many keys; often just before or after the edge of a window.
+// burst takes one hit from each of many keys, often just before or after the edge of a window.
 func (g *siege) burst(ctx context.Context, c rlsv3.RateLimitServiceClient, caller, batch int) {
 	if n := g.sent.Load() / int64(batch); n%97 == int64(caller) {
 		now := time.Now()
@@ -144,7 +144,7 @@ func (g *siege) burst(ctx context.Context, c rlsv3.RateLimitServiceClient, calle
 	}
 }
 
-// comply is a client that keeps to its limit: it sends its next hit so long after the answer to the last one.
+// comply is a compliant client: it waits for b.spacing after each answer.
 func (g *siege) comply(ctx context.Context, c rlsv3.RateLimitServiceClient, b bounded) {
 	for sleep(ctx, b.spacing) == nil {
 		answer, err := c.ShouldRateLimit(ctx, ask("d", b.name+"=good"))

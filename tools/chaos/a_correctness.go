@@ -42,10 +42,10 @@ func correctness() []check {
 	}
 }
 
-// patient is for checks of what is counted, on machines that have other things to do as well.
+// patient is a setting for checks that count, on busy machines.
 const patient = "REDIS_OP_TIMEOUT=10s"
 
-// limited returns rules with a limit for the key k of the domain d. Another server does not see the lines of own.
+// limited returns rules with a limit for the key k of the domain d. The lines own apply to ratelimitd only.
 func limited(n int, unit string, own ...string) string {
 	const indent = "\n      "
 	rules := fmt.Sprintf("domain: d\ndescriptors:\n  - key: k\n    rate_limit:"+indent+"unit: %s"+indent+"requests_per_unit: %d", unit, n)
@@ -55,7 +55,7 @@ func limited(n int, unit string, own ...string) string {
 	return rules + "\n"
 }
 
-// party is callers of servers, one connection each.
+// party is a set of clients with one connection each.
 type party []rlsv3.RateLimitServiceClient
 
 func callers(n int, servers ...*server) (all party) {
@@ -65,16 +65,16 @@ func callers(n int, servers ...*server) (all party) {
 	return all
 }
 
-// tally is what callers were answered.
+// tally sums the answers of calls.
 type tally struct {
 	mu     sync.Mutex
-	left   []uint32 // in answers of OK
+	left   []uint32 // remaining hits in OK answers
 	over   int
 	failed int
 	first  error
 }
 
-// spend has all callers take one hit of a descriptor at a time, n in all.
+// spend takes n hits of a descriptor, one at a time, from all clients concurrently.
 func (all party) spend(ctx context.Context, domain, descriptor string, n int) *tally {
 	t := new(tally)
 	var next atomic.Int64
@@ -106,7 +106,7 @@ func (t *tally) add(answer *rlsv3.RateLimitResponse, err error) {
 	}
 }
 
-// returnedHits is the series of the leased hits that were refunded.
+// returnedHits is the metric of refunded lease hits.
 const returnedHits = "ratelimitd_near_cache_returned_total"
 
 func ladder(ctx context.Context, e *env) {
@@ -126,7 +126,7 @@ func ladder(ctx context.Context, e *env) {
 		e.note("run %d: %d OK, %d over, %d failed (%v), %g leased hits went back, left %v", run, len(t.left), t.over, t.failed, t.first, returned,
 			t.left[:min(20, len(t.left))])
 		e.measured(len(t.left) == limit && t.failed == 0, "%d OK of %d, %d failed", len(t.left), hits, t.failed)
-		// A lease that a stall has outlived goes back, and its numbers may be told again in place of others.
+		// A lease that expires in a stall is refunded, and its numbers may then be answered twice.
 		e.measured(once || returned > 0, "each number once: %s", yes(once))
 	}
 }
@@ -146,12 +146,12 @@ func threeServers(ctx context.Context, e *env) {
 	e.measured(good, "OK %s of %d hits each, limit %d", strings.Join(admitted, ", "), hits, limit)
 }
 
-// costs are the hits of a request, of a limit.
+// costs returns the costs to try with a limit.
 func costs(limit uint64) []uint64 {
 	return []uint64{1, limit, limit + 1, 1 << 31, math.MaxUint32, 1 << 53, 1<<53 + 1, 1 << 63, math.MaxUint64}
 }
 
-// edge is a limit that is tried with each of its costs.
+// edge is a limit that is tried with all its costs.
 type edge struct {
 	algorithm, unit string
 	limit           uint64
@@ -159,7 +159,7 @@ type edge struct {
 
 func (x edge) key() string { return fmt.Sprintf("%s-%s-%d", x.algorithm, x.unit, x.limit) }
 
-// edgesOf returns the limits of algorithms to try, and rules that have them.
+// edgesOf returns limits for the algorithms, and rules with these limits.
 func edgesOf(algorithms []string) (all []edge, rules string) {
 	var text strings.Builder
 	text.WriteString("domain: d\ndescriptors:\n")
@@ -175,7 +175,7 @@ func edgesOf(algorithms []string) (all []edge, rules string) {
 	return all, text.String()
 }
 
-// edgy is what came of the edges.
+// edgy counts the results of edges.
 type edgy struct{ tried, errors, wrong, panics int }
 
 func edges(ctx context.Context, e *env) {
@@ -201,7 +201,7 @@ func edges(ctx context.Context, e *env) {
 	e.measured(n.errors == 0 && n.wrong == 0 && n.panics == 0, "%d combinations: %d panics, %d gRPC errors, %d wrong verdicts", n.tried, n.panics, n.errors, n.wrong)
 }
 
-// try calls with each cost, for a counter of its own.
+// try makes a call with each cost. Each call has its own counter.
 func (n *edgy) try(ctx context.Context, e *env, c rlsv3.RateLimitServiceClient, x edge, store string) {
 	for i, cost := range costs(x.limit) {
 		n.tried++

@@ -11,12 +11,12 @@ import (
 
 const (
 	leaseLimit  = 5000
-	leaseGrant  = leaseLimit / 100 // the most that a server leases at once
-	leaseRounds = 10               // of each fault
-	leaseTTL    = 2 * time.Second  // after which hits that were leased are not spent
+	leaseGrant  = leaseLimit / 100 // maximum size of a lease
+	leaseRounds = 10               // per fault
+	leaseTTL    = 2 * time.Second  // lifetime of a lease
 )
 
-// lessee is a server that reaches Redis through a wire of its own.
+// lessee is a server with its own proxy to Redis.
 type lessee struct {
 	*server
 
@@ -24,7 +24,7 @@ type lessee struct {
 	c    rlsv3.RateLimitServiceClient
 }
 
-// heist is a round of A7: all callers take from one key while one of the servers has trouble.
+// heist is a round of A7: clients of three servers exhaust one key while one server fails.
 type heist struct {
 	key string
 
@@ -33,7 +33,7 @@ type heist struct {
 	unanswered int
 }
 
-// leases is A7: three servers, and beside them models on virtual time.
+// leases is A7: three servers, and concurrently models in virtual time.
 func leases(ctx context.Context, e *env) {
 	e.together(func() { leaseModels(ctx, e) }, func() { heists(ctx, e) })
 }
@@ -54,7 +54,7 @@ func heists(ctx context.Context, e *env) {
 		for round := range leaseRounds {
 			h := &heist{key: fmt.Sprintf("k=%s%d", fault.name, round)}
 			h.play(ctx, three, func() { fault.do(ctx, three[e.rand.IntN(len(three))]) })
-			// A server has at most two grants, and one on its way.
+			// A server holds at most two leases, and one more in flight.
 			outstanding := len(three)*3*leaseGrant + h.unanswered
 			left := leaseLimit - h.admitted
 			e.note("%s, round %d: %d admitted of %d, %d calls without an answer", fault.name, round, h.admitted, leaseLimit, h.unanswered)
@@ -72,7 +72,7 @@ func heists(ctx context.Context, e *env) {
 	e.measured(spent > leaseLimit, "%.0f hits came from leases", spent)
 }
 
-// play has callers of all servers take until they are rejected, and has the fault happen when a third is gone.
+// play runs clients on all servers until they are rejected, and injects the fault after a third of the limit.
 func (h *heist) play(ctx context.Context, three []*lessee, fault func()) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -92,7 +92,7 @@ func (h *heist) play(ctx context.Context, three []*lessee, fault func()) {
 	wg.Wait()
 }
 
-// take takes until it is rejected a few times in a row.
+// take takes hits until several rejections in a row.
 func (h *heist) take(ctx context.Context, l *lessee) {
 	const enough = 5
 	for rejected := 0; rejected < enough && ctx.Err() == nil; {
@@ -116,13 +116,13 @@ func (h *heist) take(ctx context.Context, l *lessee) {
 	}
 }
 
-// killed kills a server, and starts another one in its place.
+// killed kills and restarts a server.
 func killed(ctx context.Context, l *lessee) {
 	l.Kill()
 	l.e.must(l.Start(ctx))
 }
 
-// stopped suspends a server until what it has leased is over.
+// stopped suspends a server until its leases have expired.
 func stopped(ctx context.Context, l *lessee) {
 	l.e.must(l.Pause())
 	l.e.sleep(ctx, leaseTTL+200*time.Millisecond)

@@ -15,15 +15,15 @@ import (
 
 const linearLimit = 250
 
-// answered is what came of an operation.
+// answered is the result of an operation.
 type answered struct {
-	known bool // or the caller had left
+	known bool // false if the client gave up
 	ok    bool
 	left  uint32
 }
 
-// counterModel is a fixed window that counts what it rejects, and never ends. Operations that got no answer may take
-// effect at any time after they were sent, also after everything else.
+// counterModel models a fixed window that counts rejected hits and never ends. An operation without an answer may take effect at
+// any time after it was sent.
 func counterModel() porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return uint64(0) },
@@ -84,9 +84,9 @@ func linearizable(ctx context.Context, e *env) {
 	e.measured(violations == 0 && unfinished == 0, "%d keys: %d violations, %d checks without a result", keys, violations, unfinished)
 }
 
-// operate makes a call, which in one of 20 cases it leaves.
+// operate makes a call, and gives up early on one in 20.
 func operate(ctx context.Context, c rlsv3.RateLimitServiceClient, random *rand.Rand, keys int, begin time.Time) (porcupine.Operation, int) {
-	k, cost := random.IntN(keys), uint64(random.IntN(4)) // 0 is a look
+	k, cost := random.IntN(keys), uint64(random.IntN(4)) // 0 checks without hits
 	if random.IntN(20) == 0 {
 		var leave context.CancelFunc
 		ctx, leave = context.WithCancel(ctx)

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// The corpora and models of the project stand where they are tested; a check runs those tests at its own size, in the
-// source that it was started in, and counts what they say that they did.
+// Checks run the project's own tests of corpora and models at a larger size, from the source tree in the working directory, and
+// count the cases in their output.
 
-// goTest runs tests of a package whose names match, and returns what they print. An error means that one has failed.
+// goTest runs the tests of a package that match names, and returns their output. It returns an error if any test fails.
 func (e *env) goTest(ctx context.Context, pkg, names string, args ...string) (string, error) {
 	if e.other {
 		return "", fmt.Errorf("%s is a package of ratelimitd", pkg)
@@ -31,7 +31,7 @@ func (e *env) goTest(ctx context.Context, pkg, names string, args ...string) (st
 	return out, nil
 }
 
-// sum adds up the numbers that a pattern with one group finds.
+// sum adds the numbers that match a pattern with one group.
 func sum(out, pattern string) (n int) {
 	for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(out, -1) {
 		x, _ := strconv.Atoi(m[1])
@@ -40,10 +40,11 @@ func sum(out, pattern string) (n int) {
 	return n
 }
 
-// rapidSeed makes the tests that draw by rapid follow from the seed of the check.
+// rapidSeed derives the seed of rapid tests from that of the check.
 func (e *env) rapidSeed() string { return fmt.Sprintf("-rapid.seed=%d", 1+e.rand.Uint64()>>1) }
 
-// random plays so many random sequences of each kind: six algorithms, lists, penalties. They are compared with the engine and its slow twin.
+// random runs a number of random sequences for each kind of limit: six algorithms, lists, and penalties. It compares them with
+// the engine and its slow twin.
 func random(pkg, names string, each int) func(context.Context, *env) {
 	return func(ctx context.Context, e *env) {
 		least := 8 * each
@@ -54,7 +55,7 @@ func random(pkg, names string, each int) func(context.Context, *env) {
 	}
 }
 
-// leaseModels visits every short history of leases, and plays random long ones.
+// leaseModels explores every short history of leases, and random long ones.
 func leaseModels(ctx context.Context, e *env) {
 	begin := time.Now()
 	out, err := e.goTest(ctx, "./pkg/backend/nearcache", "^TestModel$", "-limits=6")

@@ -31,7 +31,7 @@ func redisAccess(ctx context.Context, e *env) {
 		{"wrong name", "certificate", ca, x509.Certificate{DNSNames: []string{"elsewhere"}, IPAddresses: []net.IP{net.IPv4(10, 0, 0, 1)}}},
 		{"wrong CA", "certificate", other, x509.Certificate{}},
 		{"expired", "expired", ca, x509.Certificate{NotAfter: time.Now().Add(-time.Minute)}},
-		{"", "", ca, x509.Certificate{}}, // a good one
+		{"", "", ca, x509.Certificate{}}, // a valid one
 	} {
 		addr := e.secureRedis(ctx, c.ca, c.template)
 		vars := []string{"REDIS_URL=" + addr, "REDIS_TLS=true", "REDIS_TLS_CACERT=" + trusted}
@@ -48,7 +48,7 @@ func redisAccess(ctx context.Context, e *env) {
 	e.measured(failures == 0, "rotation: %d of %d calls failed", failures, calls)
 }
 
-// user returns options that make users of Redis.
+// user returns options that define users of Redis.
 func user(all ...string) (options []string) {
 	for _, u := range all {
 		options = append(append(options, "--user"), strings.Fields(u)...)
@@ -56,8 +56,8 @@ func user(all ...string) (options []string) {
 	return options
 }
 
-// deniedByRedis starts a server that Redis does not accept, and reports whether it says why, in the words of says, does
-// not decide, and keeps the secret.
+// deniedByRedis starts a server that Redis rejects. It reports whether /readyz contains says, calls fail, and no secret is
+// revealed.
 func (e *env) deniedByRedis(ctx context.Context, name, says string, vars ...string) bool {
 	s := e.server(ctx, endless, append(vars, "LOG_LEVEL=trace")...)
 	s.Ready = proc.Listens(s.HTTP)
@@ -81,7 +81,7 @@ func (e *env) deniedByRedis(ctx context.Context, name, says string, vars ...stri
 	return ok
 }
 
-// secureRedis starts a Redis that speaks TLS alone, with a certificate, and returns its address.
+// secureRedis starts a Redis that accepts only TLS, and returns its address.
 func (e *env) secureRedis(ctx context.Context, ca authority, template x509.Certificate) string {
 	port := e.port(ctx)
 	pair := ca.issue(template)
@@ -94,8 +94,8 @@ func (e *env) secureRedis(ctx context.Context, ca authority, template x509.Certi
 	return "127.0.0.1:" + port
 }
 
-// rotatePassword gives the user a second password, the server that one, and takes the first away, under load; then
-// connections are killed between calls, as many an operator does to be sure.
+// rotatePassword replaces the password of a user under load: it adds the second one, gives it to the server, and removes the
+// first. Then it kills connections between calls, as cautious operators do.
 func rotatePassword(ctx context.Context, e *env) (calls, failures int) {
 	r := e.redis(ctx, user("app on >first ~* &* +@all")...)
 	file := e.writeFile("auth", []byte("app:first\n"))

@@ -9,7 +9,7 @@ import (
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 )
 
-// clocked returns rules with a key for each algorithm, of the same limit.
+// clocked returns rules with the same limit for each algorithm, and their keys.
 func clocked(limit int, unit string) (rules string, keys []string) {
 	keys = []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"}
 	rules = "domain: shop\ndescriptors:\n"
@@ -19,19 +19,19 @@ func clocked(limit int, unit string) (rules string, keys []string) {
 	return rules, keys
 }
 
-// drained is what calls one after the other came to.
+// drained counts the answers to consecutive calls.
 type drained struct {
 	admitted, rejected int
-	odd                string // an answer that cannot be
+	odd                string // an impossible answer or an error
 }
 
-// quota is what a limit admits, and in what time.
+// quota is a limit and its unit.
 type quota struct {
 	limit uint32
 	unit  time.Duration
 }
 
-// drain calls n times for a descriptor with a limit.
+// drain makes n calls for a descriptor with a limit.
 func drain(ctx context.Context, c rlsv3.RateLimitServiceClient, key string, n int, of quota) (d drained) {
 	for range n {
 		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
@@ -42,7 +42,7 @@ func drain(ctx context.Context, c rlsv3.RateLimitServiceClient, key string, n in
 			continue
 		}
 		s := r.GetStatuses()[0]
-		// Parts of a sliding window end as a whole, and a leaky bucket takes one more.
+		// Parts of a sliding window expire together, and a leaky bucket takes one hit more.
 		longest := of.unit + max(of.unit/10, of.unit/time.Duration(of.limit))
 		if reset := s.GetDurationUntilReset().AsDuration(); s.GetLimitRemaining() > of.limit || reset < 0 || reset > longest {
 			d.odd = fmt.Sprintf("%s: %d of %d remain, for %v", key, s.GetLimitRemaining(), of.limit, reset)
@@ -56,7 +56,7 @@ func drain(ctx context.Context, c rlsv3.RateLimitServiceClient, key string, n in
 	return d
 }
 
-// drainAll calls n times for each key, at the same time.
+// drainAll makes n calls for each key, concurrently.
 func drainAll(ctx context.Context, c rlsv3.RateLimitServiceClient, keys []string, n int, of quota) []drained {
 	all := make([]drained, len(keys))
 	var wg sync.WaitGroup
@@ -67,7 +67,7 @@ func drainAll(ctx context.Context, c rlsv3.RateLimitServiceClient, keys []string
 	return all
 }
 
-const clockSteps = 1000 // of either clock
+const clockSteps = 1000 // for each clock
 
 // clocksAndMemory is B17.
 func clocksAndMemory(ctx context.Context, e *env) {
@@ -76,7 +76,7 @@ func clocksAndMemory(ctx context.Context, e *env) {
 	clockOfRedis(ctx, e)
 }
 
-// emptyRestart kills Redis, which has nothing on disk.
+// emptyRestart restarts Redis without its data.
 func emptyRestart(ctx context.Context, e *env) {
 	const limit = 50
 	r := e.redis(ctx)
@@ -89,7 +89,7 @@ func emptyRestart(ctx context.Context, e *env) {
 			r.Kill()
 			e.must(r.Start(ctx))
 			e.decides(ctx, c)
-			e.sleep(ctx, 1100*time.Millisecond) // a rejection is remembered for a second
+			e.sleep(ctx, 1100*time.Millisecond) // the near cache remembers a rejection for a second
 		}
 		for _, k := range keys {
 			d := drain(ctx, c, k, limit+10, quota{limit, 366 * 24 * time.Hour})
@@ -114,7 +114,7 @@ func (e *env) decides(ctx context.Context, c rlsv3.RateLimitServiceClient) {
 	})
 }
 
-// clockOfServer sets the clock of the server, by which nothing is decided.
+// clockOfServer changes the clock of the server, which must not affect decisions.
 func clockOfServer(ctx context.Context, e *env) {
 	const limit = 300
 	r := e.redis(ctx)
@@ -153,17 +153,16 @@ func prefixed(odd string) string {
 	return ", " + odd
 }
 
-// jump draws a step of a clock, in seconds.
+// jump draws a step of a clock in seconds.
 func jump(e *env) int64 { return []int64{1, -1, 3600, -3600}[e.rand.IntN(4)] }
 
-// clockOfRedis sets the clock of Redis, by which everything is decided: what it admits after a jump ahead is what the
-// time would have brought, but not more than the limit; after a jump back it is nothing, and after an hour, which is the
-// window, no caller is rejected any more.
+// clockOfRedis changes the clock of Redis, which determines decisions. A jump ahead admits what the elapsed time would, at most
+// the limit. A jump back admits nothing. No key is rejected for longer than an hour, the window.
 func clockOfRedis(ctx context.Context, e *env) {
 	const limit = 4
 	r := e.redis(ctx)
 	rules, keys := clocked(limit, "hour")
-	s := e.startServer(ctx, rules, "REDIS_URL="+r.addr, "NEAR_CACHE_KEYS=0") // which remembers by its own clock
+	s := e.startServer(ctx, rules, "REDIS_URL="+r.addr, "NEAR_CACHE_KEYS=0") // the near cache uses the server's clock
 	c := s.rls()
 	k := r.clock(ctx)
 	before := r.Time(ctx).Val()
@@ -189,27 +188,27 @@ func clockOfRedis(ctx context.Context, e *env) {
 	e.measured(forever == 0, "%d of %d keys without TTL", forever, n)
 }
 
-// redisTime is what came of steps of the clock of Redis.
+// redisTime is the state of clockOfRedis.
 type redisTime struct {
 	e      *env
-	keys   []string // the algorithms
-	limit  int      // of each, an hour
-	at     int64    // where the clock is, in seconds before that of the machine
-	waited []int64  // seconds, since something was admitted or the clock went back
+	keys   []string // algorithm names
+	limit  int      // per hour
+	at     int64    // offset of the clock from the machine's, in seconds
+	waited []int64  // seconds since a hit was admitted or the clock went back, by key
 
 	extra, stuck, odd int
 }
 
-// partOfHour is how many seconds of a sliding window of an hour are counted together, and come free together.
+// partOfHour is the length in seconds of the parts of a sliding window of an hour, which expire together.
 const partOfHour = 360
 
-// ends reports whether a window of an hour, or a part of one, ends when the clock says about now.
+// ends reports whether a window of an hour, or a part of one, ends within two seconds of now.
 func ends(key string, now int64) bool {
 	length := map[string]int64{"fixed_window": 3600, "sliding_window": partOfHour}[key]
 	return length > 0 && (now-2)/length != (now+2)/length
 }
 
-// judge looks at what the key i admitted after a step of by seconds, and when the clock says now.
+// judge checks the answers for key i after a step of by seconds to the time now.
 func (t *redisTime) judge(step string, i int, d drained, by, now int64) {
 	key := t.keys[i]
 	most := t.limit + 1 // a leaky bucket leaks one meanwhile
@@ -217,7 +216,7 @@ func (t *redisTime) judge(step string, i int, d drained, by, now int64) {
 	case by < 0:
 		most = 0
 	case by == 1 && !ends(key, now):
-		most = 1 // a place that came free
+		most = 1 // one hit expired
 	}
 	if d.admitted > most {
 		t.extra++

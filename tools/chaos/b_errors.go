@@ -13,36 +13,36 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// storeError is an error with which Redis answers.
+// storeError is an error reply of Redis.
 type storeError struct {
 	name    string
-	class   string   // as ratelimitd_backend_errors_total has it
-	says    string   // what /readyz says meanwhile
-	options []string // of Redis
+	class   string   // label in ratelimitd_backend_errors_total
+	says    string   // text of /readyz during the error
+	options []string // options of Redis
 	cluster bool
 	cause   func(context.Context, *store) error
 	cure    func(context.Context, *store) error
 }
 
-// set returns a function that sets a configuration of Redis.
+// set returns a function that changes a setting of Redis.
 func set(name, value string) func(context.Context, *store) error {
 	return func(ctx context.Context, r *store) error { return r.ConfigSet(ctx, name, value).Err() }
 }
 
-// do returns a function that gives a command.
+// do returns a function that sends a command.
 func do(args ...any) func(context.Context, *store) error {
 	return func(ctx context.Context, r *store) error { return r.Do(ctx, args...).Err() }
 }
 
-// storeErrors are all but NOSCRIPT, which no caller notices.
+// storeErrors returns all errors but NOSCRIPT, which callers never see.
 func storeErrors() []storeError {
-	const loadDelay = "key-load-delay" // microseconds for each key
+	const loadDelay = "key-load-delay" // microseconds per key
 	return []storeError{
 		{name: "OOM", class: "oom", cause: set("maxmemory", "1"), cure: set("maxmemory", "0")},
 		{
 			name: "BUSY", class: "busy", options: []string{"--busy-reply-threshold", "50"},
 			cause: func(ctx context.Context, r *store) error {
-				go func() { _ = r.Eval(ctx, "while true do end", nil) }() // until the cure
+				go func() { _ = r.Eval(ctx, "while true do end", nil) }() // until cure
 				return sleep(ctx, 100*time.Millisecond)
 			},
 			cure: do("SCRIPT", "KILL"),
@@ -51,7 +51,7 @@ func storeErrors() []storeError {
 			name: "LOADING", class: "loading", options: []string{"--loading-process-events-interval-bytes", "1024", "--busy-reply-threshold", "10"},
 			cause: func(ctx context.Context, r *store) error {
 				r.e.must(r.Do(ctx, "DEBUG", "POPULATE", "50000", "k", "64").Err())
-				go func() { _ = r.Do(ctx, "DEBUG", "RELOAD") }() // until the cure
+				go func() { _ = r.Do(ctx, "DEBUG", "RELOAD") }() // until cure
 				return set(loadDelay, "500")(ctx, r)
 			},
 			cure: func(ctx context.Context, r *store) error {
@@ -109,13 +109,14 @@ func errorZoo(ctx context.Context, e *env) {
 	e.measured(failures == 0, "NOSCRIPT: %d of %d calls failed", failures, calls)
 }
 
-// one leaves one connection to Redis, which holds it even where no other is let in.
+// one replaces the client by one that keeps its connection, even while Redis accepts no others.
 func (r *store) one() {
 	_ = r.Close()
 	r.Client = redis.NewClient(&redis.Options{Addr: r.addr, DisableIdentity: true, Protocol: 2, PoolSize: 2, MaxRetries: 5, ReadTimeout: time.Minute})
 }
 
-// play has Redis answer with errors for a second, under a load whose fallback is to deny, and reports whether all was as it must be.
+// play makes Redis answer with errors for a second under load, with the fallback deny, and reports whether the server behaves as
+// it must.
 func (z storeError) play(ctx context.Context, e *env) bool {
 	var r *store
 	url, vars := "", []string{"DEFAULT_ON_FAILURE=deny"}
@@ -151,7 +152,7 @@ func (z storeError) play(ctx context.Context, e *env) bool {
 	return z.judge(e, answers, metrics, [...]time.Duration{at, caused, ill, cured})
 }
 
-// judge looks at what was answered before Redis failed, while it did, and after it had recovered.
+// judge checks the answers before, during, and after the error.
 func (z storeError) judge(e *env, answers outcomes, metrics map[string]float64, at [4]time.Duration) bool {
 	byPolicy := func(o outcome) bool { return o.kind != okay && o.kind != late }
 	_, last, _ := answers.gapOf(at[3], byPolicy)
@@ -159,7 +160,7 @@ func (z storeError) judge(e *env, answers outcomes, metrics map[string]float64, 
 	during := answers.between(at[1]+200*time.Millisecond, at[2])
 	rejected := len(during.of(over))
 	failures := len(answers.of(failed, lost))
-	if e.other { // whose policy is an error, always
+	if e.other { // its fallback is always an error
 		rejected, failures = len(during.of(over, failed)), 0
 	}
 	passed := len(during.of(okay, unknown))
@@ -179,7 +180,7 @@ func (z storeError) judge(e *env, answers outcomes, metrics map[string]float64, 
 	return ok
 }
 
-// flushScripts has Redis forget its scripts 20 times under load.
+// flushScripts flushes the scripts of Redis 20 times under load.
 func flushScripts(ctx context.Context, e *env) (failures, calls int) {
 	r := e.redis(ctx)
 	s := e.startServer(ctx, endless, "REDIS_URL="+r.addr)

@@ -26,10 +26,10 @@ func redisFaults() []check {
 	}
 }
 
-// policies are the values of on_failure; a request of callsByPolicy has the one of its number modulo 4.
+// policies returns the values of on_failure. Request i of callsByPolicy uses policy i modulo 4.
 func policies() []string { return []string{"error", "allow", "deny", "local"} }
 
-// byPolicy returns rules with a key for each policy, of n per hour for each of its values.
+// byPolicy returns rules with a key for each policy and a limit of n per hour.
 func byPolicy(n int) string {
 	var rules strings.Builder
 	rules.WriteString("domain: shop\ndescriptors:\n")
@@ -43,11 +43,11 @@ func byPolicy(n int) string {
 }
 
 const (
-	outagesOfLocal = 3  // keys scarce0, scarce1, …, each for an outage
+	outagesOfLocal = 3  // outages with their own key: scarce0, scarce1, …
 	scarce         = 40 // per hour
 )
 
-// countsLocally has a server without Redis decide by on_failure: local, and looks whether the limit holds.
+// countsLocally checks that the limit holds for a server without Redis and on_failure: local.
 func (e *env) countsLocally(ctx context.Context, s *server, outage int) {
 	if e.other {
 		return
@@ -61,7 +61,7 @@ func (e *env) countsLocally(ctx context.Context, s *server, outage int) {
 	}
 }
 
-// callsByPolicy returns requests for byPolicy, with some values of each key.
+// callsByPolicy returns requests for byPolicy, with several values of each key.
 func callsByPolicy(values int) (all [][]byte) {
 	for v := range values {
 		for _, p := range policies() {
@@ -71,8 +71,8 @@ func callsByPolicy(values int) (all [][]byte) {
 	return all
 }
 
-// byThePolicy returns whether an outcome is in time and what the on_failure of its request says while Redis is unavailable. Another
-// server has no on_failure: an error in time is all that there is to expect of it.
+// byThePolicy reports whether an outcome is in time and matches the request's on_failure while Redis is unavailable. For another
+// server, which has no on_failure, it expects an error in time.
 func (e *env) byThePolicy(o outcome) bool {
 	if e.other {
 		return o.kind == failed
@@ -114,7 +114,7 @@ func startWithoutRedis(ctx context.Context, e *env) {
 	e.measured(len(all.of(okay)) == limit && len(all.of(okay, over)) == len(all), "then %d of %d admitted, limit %d", len(all.of(okay)), len(all), limit)
 }
 
-// firstExact returns how long it takes until a rule whose policy is error is decided.
+// firstExact returns the time until a rule with on_failure: error is decided.
 func firstExact(ctx context.Context, s *server) (time.Duration, bool) {
 	one := load{addr: s.GRPC, requests: [][]byte{request("shop", "error=first")}, rate: 200, timeout: envoyTimeout, conns: 1}
 	begin := time.Now()
@@ -137,13 +137,13 @@ func firstExact(ctx context.Context, s *server) (time.Duration, bool) {
 	}
 }
 
-// outage is a time without Redis, in times of the load.
+// outage is a period without Redis, in times of the load.
 type outage struct {
 	number             int
-	killed, sure, back time.Duration // Redis is away until sure, for sure
+	killed, sure, back time.Duration // Redis is certainly unavailable until sure
 }
 
-// last waits until Redis has been away for so long, and has the server count by itself meanwhile.
+// last waits until Redis has been unavailable for away. Meanwhile it checks that the server counts locally.
 func (o *outage) last(ctx context.Context, s *server, l *running, away time.Duration) {
 	s.e.sleep(ctx, time.Second)
 	s.e.countsLocally(ctx, s, o.number)
@@ -176,11 +176,11 @@ func redisDies(ctx context.Context, e *env) {
 	for i, o := range outages {
 		first = append(first, all.between(o.killed, o.killed+time.Second)...)
 		then = append(then, all.between(o.killed+time.Second, o.sure)...)
-		// A call that was on its way when Redis died may have been counted.
+		// A call in flight at the kill may have been counted.
 		away = append(away, all.between(o.killed+5*time.Millisecond, o.sure)...)
 		until := end
 		if i+1 < len(outages) {
-			until = outages[i+1].killed - 2*envoyTimeout // what is on its way then is of the next outage
+			until = outages[i+1].killed - 2*envoyTimeout // later calls belong to the next outage
 		}
 		back := all.between(o.back, until)
 		e.note("outage %d: first second %s; then %s; back %s", i+1, all.between(o.killed, o.killed+time.Second), all.between(o.killed+time.Second, o.sure), back)
@@ -197,7 +197,7 @@ func redisDies(ctx context.Context, e *env) {
 	e.throughEnvoy(away)
 }
 
-// throughEnvoy takes down how many requests that the fallback was to reject Envoy would have let pass.
+// throughEnvoy publishes how many requests Envoy would have admitted although the fallback rejects them.
 func (e *env) throughEnvoy(all outcomes) {
 	if e.other {
 		seen := all.asEnvoy()
@@ -233,7 +233,7 @@ func redisSlow(ctx context.Context, e *env) {
 	e.note("slow: %s", slow)
 	e.note("after: %s", all.between(until, l.now()))
 	e.measured(slow.p(0.99) <= 25*time.Millisecond, "p99 %s", ms(slow.p(0.99)))
-	if !e.other || goroutines > 0 { // which not every server tells
+	if !e.other || goroutines > 0 { // another server may lack this metric
 		e.measured(goroutines > 0 && most > 0 && most <= goroutines+1100, "goroutines %.0f, before %.0f", most, goroutines)
 	}
 	e.measured(more <= 50<<20, "RSS + %s", mb(more))

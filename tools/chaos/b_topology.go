@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// topologies returns those checks of group B in which Redis is more than one process, fails, or forgets.
+// topologies returns the checks of group B with several Redis processes, with error replies, or with data loss.
 func topologies() []check {
 	return []check{
 		{
@@ -38,7 +38,7 @@ func topologies() []check {
 	}
 }
 
-// endless is a limit that is never reached, exact on each call.
+// endless has limits that are never reached, exact for each call.
 const endless = `domain: shop
 descriptors:
   - key: user
@@ -60,24 +60,24 @@ func values(key string, n int) (all [][]byte) {
 	return all
 }
 
-// broke says that a call failed otherwise than by a client who gave up.
+// broke reports whether a call failed before its deadline.
 func broke(o outcome) bool {
 	return o.kind == lost || o.kind == failed && o.code != codes.DeadlineExceeded
 }
 
-// unanswered says that a client gave up.
+// unanswered reports whether the client gave up.
 func unanswered(o outcome) bool {
 	return o.kind == late || o.kind == failed && o.code == codes.DeadlineExceeded
 }
 
-// gap returns how many calls failed after a moment, and when the first and the last did, of those that failed together:
-// with a tenth at least of the calls of the same tenth of a second. Half of them without an answer are a gap as well. Fewer
-// are the machine's doing, if it is busy.
+// gap returns the number of failed calls after from, and the times of the first and the last in a gap. A gap consists of periods
+// of 100 ms in which at least a tenth of the calls failed, or at least half have no answer. Fewer failures may be due to a busy
+// machine.
 func (all outcomes) gap(from time.Duration) (first, last time.Duration, n int) {
 	return all.gapOf(from, broke)
 }
 
-// gapOf is gap for calls that are bad in another way.
+// gapOf is gap for another definition of failure.
 func (all outcomes) gapOf(from time.Duration, broke func(outcome) bool) (first, last time.Duration, n int) {
 	const span = 100 * time.Millisecond
 	type tally struct{ calls, broken, open int }
@@ -105,7 +105,7 @@ func (all outcomes) gapOf(from time.Duration, broke func(outcome) bool) (first, 
 	return first, last, n
 }
 
-// spent returns how many hits the counters of values have, by what remains.
+// spent returns the hits in the counters of n values, computed from their remaining hits.
 func (s *server) spent(ctx context.Context, key string, n int, limit int64) (sum int64) {
 	c := s.rls()
 	for i := range n {
@@ -120,16 +120,16 @@ func (s *server) spent(ctx context.Context, key string, n int, limit int64) (sum
 	return sum
 }
 
-// failover is a way in which a master is lost, and what came of it, in times of the load.
+// failover is a way to lose a master, and the results, in times of the load.
 type failover struct {
 	name string
 	do   func(*store) error
 
 	at, switched time.Duration
-	strays       float64 // operations that failed since Redis was a replica, or had no script, when all errors should have ended
+	strays       float64 // READONLY and NOSCRIPT errors after errorsEnd
 }
 
-// errorsEnd is when errors have to have ended after a master was lost.
+// errorsEnd bounds the errors after the loss of a master.
 const errorsEnd = 3 * time.Second
 
 // failovers is B13.
@@ -156,7 +156,7 @@ func failovers(ctx context.Context, e *env) {
 		if i+1 < len(faults) {
 			until = faults[i+1].at
 		}
-		until -= 2 * envoyTimeout // what is on its way then is of the next fault
+		until -= 2 * envoyTimeout // later calls belong to the next fault
 		_, last, n := all.between(0, until).gap(f.at)
 		took := last - f.at
 		e.measured(took <= errorsEnd, "%s: %d errors, the last after %s", f.name, n, ms(took))
@@ -174,7 +174,7 @@ func failovers(ctx context.Context, e *env) {
 	repoint(ctx, e)
 }
 
-// play loses the master, and waits until there is another one, and sentinels may fail over again.
+// play loses the master and waits until another one has taken over and errorsEnd has passed.
 func (f *failover) play(ctx context.Context, c *sentinels, s *server, l *running) {
 	c.successor(ctx)
 	m := c.settled(ctx)
@@ -193,7 +193,7 @@ func (f *failover) play(ctx context.Context, c *sentinels, s *server, l *running
 	f.strays = s.strays(ctx) - before
 }
 
-// strays returns how many operations have failed since Redis was a replica, or had no script. Not every server tells.
+// strays returns the number of READONLY and NOSCRIPT errors. It is 0 for other servers, which may lack the metric.
 func (s *server) strays(ctx context.Context) float64 {
 	if s.e.other {
 		return 0
@@ -204,7 +204,7 @@ func (s *server) strays(ctx context.Context) float64 {
 	return all[fmt.Sprintf(of, "readonly")] + all[fmt.Sprintf(of, "noscript")]
 }
 
-// settled waits until the master has a replica in step, and returns it.
+// settled waits for a master with a synchronized replica, and returns it.
 func (s *sentinels) settled(ctx context.Context) (m *store) {
 	s.e.await(ctx, "a master with a replica in step", func() bool {
 		if m = s.master(ctx); m == nil {
@@ -216,8 +216,8 @@ func (s *sentinels) settled(ctx context.Context) (m *store) {
 	return m
 }
 
-// successor waits until each sentinel knows a replica that may take over: a master that still runs becomes one up to ten seconds after
-// another has taken over, and the sentinels hear of that when they ask it next.
+// successor waits until each sentinel knows a replica that can take over. A former master that still runs becomes a replica up to
+// ten seconds after a failover, and the sentinels learn of it with their next query.
 func (s *sentinels) successor(ctx context.Context) {
 	for _, w := range s.all {
 		s.e.await(ctx, "a replica that may take over at "+w.addr, func() bool {
@@ -230,7 +230,7 @@ func (s *sentinels) successor(ctx context.Context) {
 	}
 }
 
-// repoint turns the Redis behind a name into a replica, and has the name lead to its master half a second later.
+// repoint turns the Redis behind a name into a replica, and half a second later points the name to its master.
 func repoint(ctx context.Context, e *env) {
 	before := e.redis(ctx)
 	after := e.redis(ctx)
@@ -260,7 +260,7 @@ func repoint(ctx context.Context, e *env) {
 // reshards is B14.
 func reshards(ctx context.Context, e *env) {
 	c := e.cluster(ctx, 3, true)
-	// The reference cannot do without the window.
+	// envoyproxy/ratelimit requires the pipeline window.
 	of := []string{"REDIS_TYPE=cluster", "REDIS_URL=" + c.url, "REDIS_PIPELINE_WINDOW=150us"}
 	s := e.startServer(ctx, endless, append(of, patient)...)
 	moveSlots(ctx, e, c, s)
@@ -271,7 +271,7 @@ func reshards(ctx context.Context, e *env) {
 
 func moveSlots(ctx context.Context, e *env, c *shards, s *server) {
 	const keys = 300
-	// What is slow is no error of a redirect: no call gives up within a second.
+	// A long timeout, because this check is about errors of redirects, not about latency.
 	requests := values("user", keys)
 	if !e.other {
 		requests = append(requests, values("listed", keys/3)...)
@@ -329,7 +329,7 @@ func killShard(ctx context.Context, e *env, c *shards, s *server) {
 	e.measured(ok, "a replica took over: %s", yes(ok))
 }
 
-// homes returns which master has the counter of each of n values, from a first one on, none of which was asked for yet.
+// homes returns the master that holds the counter of each of n new values, starting with from.
 func (c *shards) homes(ctx context.Context, s *server, key string, from, n int) []int {
 	client := s.rls()
 	sizes := func() (all []int64) {

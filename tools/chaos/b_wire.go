@@ -14,7 +14,7 @@ func redisWire(ctx context.Context, e *env) {
 	e.cuts(ctx, r)
 }
 
-// hangs has Redis stand still in three ways, and measures how long it takes until no call waits for it any more.
+// hangs stalls Redis in three ways, and measures the time until calls no longer wait for it.
 func (e *env) hangs(ctx context.Context, r *store) {
 	w := e.wire(ctx, r.addr)
 	s := e.startServer(ctx, byPolicy(1_000_000), "REDIS_URL="+w.addr)
@@ -49,7 +49,7 @@ func (e *env) hangs(ctx context.Context, r *store) {
 	for i, f := range faults {
 		during, until := all.between(f.from, f.to), end
 		if i+1 < len(faults) {
-			until = faults[i+1].from - 2*envoyTimeout // what is on its way then is of the next fault
+			until = faults[i+1].from - 2*envoyTimeout // later calls belong to the next fault
 		}
 		after := all.between(f.to+time.Second, until)
 		e.note("%s: %s; a second later %s", f.name, during, after)
@@ -60,14 +60,13 @@ func (e *env) hangs(ctx context.Context, r *store) {
 	}
 }
 
-// detection returns how long after a time calls have been answered at once again.
+// detection returns the time after from until calls are answered fast again.
 func detection(all outcomes, from time.Duration) time.Duration {
 	const fast = 10 * time.Millisecond
 	return all.settled(from, func(o outcome) bool { return o.took > fast })
 }
 
-// settled returns how long after a time calls have not been bad for a fifth of a second, all but one in fifty, because
-// machines have other things to do as well.
+// settled returns the time after from until at most one in fifty calls is bad for 200 ms. The exception is for busy machines.
 func (all outcomes) settled(from time.Duration, bad func(outcome) bool) time.Duration {
 	const steady, step = 200 * time.Millisecond, 5 * time.Millisecond
 	for after := time.Duration(0); ; after += step {
@@ -78,8 +77,7 @@ func (all outcomes) settled(from time.Duration, bad func(outcome) bool) time.Dur
 	}
 }
 
-// pieces has replies arrive byte by byte, and looks whether a call gets the reply to another call: of a key whose limit
-// is its number, that many calls may pass.
+// pieces delivers replies byte by byte, and checks that no call gets the reply of another: the limit of key k is k+1.
 func (e *env) pieces(ctx context.Context, r *store) {
 	w := e.wire(ctx, r.addr)
 	w.poison("slicer", map[string]any{"average_size": 3, "size_variation": 2, "delay": 20})
@@ -112,7 +110,7 @@ func (e *env) pieces(ctx context.Context, r *store) {
 // cutLimit is never reached.
 const cutLimit = 4_000_000
 
-// cuts cuts a thousand connections anywhere, and compares what was counted with what was acknowledged.
+// cuts cuts a thousand connections at random bytes, and compares counters with acknowledged calls.
 func (e *env) cuts(ctx context.Context, r *store) {
 	const cuts, servers, most, values = 1000, 4, 30 * time.Second, 50
 	g := e.gate(ctx, r.addr)
@@ -150,12 +148,12 @@ func (e *env) cuts(ctx context.Context, r *store) {
 	e.counted(ctx, all[0], acked, unsure)
 }
 
-// counted compares counters with what was acknowledged: acked ≤ counted ≤ acked + unsure.
+// counted compares counters with acknowledged calls: acked ≤ counted ≤ acked + unsure.
 func (e *env) counted(ctx context.Context, s *server, acked, unsure []int) {
 	client := s.rls()
 	lost, many, total := 0, 0, 0
 	for v := range acked {
-		// A connection may have to be opened once more.
+		// A connection may have to be reopened.
 		var left int
 		e.await(ctx, "a decision after connections were cut", func() bool {
 			resp, err := client.ShouldRateLimit(ctx, ask("d", fmt.Sprintf("k=v%d", v)))
@@ -166,7 +164,7 @@ func (e *env) counted(ctx context.Context, s *server, acked, unsure []int) {
 			left = int(resp.GetStatuses()[0].GetLimitRemaining())
 			return true
 		})
-		n := cutLimit - left - 1 // this call counts, too
+		n := cutLimit - left - 1 // without this call
 		total += n
 		if n < acked[v] {
 			lost += acked[v] - n

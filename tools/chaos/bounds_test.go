@@ -10,9 +10,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
 )
 
-// TestAbove: what looks for hits above a bound finds one too many, and nothing in what is allowed.
+// TestAbove: proof.Check finds one hit above a bound, and nothing within it.
 func TestAbove(t *testing.T) {
-	edge := time.Unix(1_800_000_000, 0) // where windows begin
+	edge := time.Unix(1_800_000_000, 0) // start of a window
 	for _, b := range boundedRules() {
 		at := func(after time.Duration) proof.Call {
 			return b.admitted(edge.Add(after), edge.Add(after+10*time.Microsecond))
@@ -22,10 +22,10 @@ func TestAbove(t *testing.T) {
 			all = append(all, at(100*time.Millisecond+time.Duration(i)*time.Microsecond))
 		}
 		if x := proof.Check(all, 1); len(x) != 0 {
-			t.Errorf("%s: %d hits that are allowed are above the bound: %s", b.name, len(all), x[0].Promise)
+			t.Errorf("%s: %d allowed hits are above the bound: %s", b.name, len(all), x[0].Promise)
 		}
 		if x := proof.Check(append(slices.Clone(all), at(100*time.Millisecond+50*time.Microsecond)), 1); len(x) == 0 {
-			t.Errorf("%s: a hit too many is not found", b.name)
+			t.Errorf("%s: a hit above the bound is not found", b.name)
 		}
 		if x := proof.Check(append(slices.Clone(all), at(boundWindow+200*time.Millisecond)), 1); len(x) != 0 {
 			t.Errorf("%s: a hit in the next window is above the bound: %s", b.name, x[0].Promise)
@@ -33,7 +33,7 @@ func TestAbove(t *testing.T) {
 	}
 }
 
-// TestCounterModel: a hit that no order of calls explains is found, and one whose caller had left may explain another.
+// TestCounterModel: the model rejects a history without a valid order. A call whose client gave up may explain a skipped number.
 func TestCounterModel(t *testing.T) {
 	op := func(call, end int64, cost uint64, out answered) porcupine.Operation {
 		return porcupine.Operation{Input: cost, Call: call, Return: end, Output: out}
@@ -56,7 +56,7 @@ func TestCounterModel(t *testing.T) {
 	}
 }
 
-// TestPairs: descriptors differ, although their texts are alike.
+// TestPairs: pairs returns distinct descriptors, although their joined texts are equal.
 func TestPairs(t *testing.T) {
 	e := &env{rand: rand.New(rand.NewPCG(1, 2))}
 	if n := len(e.pairs(1000, 500)); n < 1500 {
@@ -64,7 +64,7 @@ func TestPairs(t *testing.T) {
 	}
 }
 
-// TestSlot compares with what CLUSTER KEYSLOT says.
+// TestSlot compares slot with CLUSTER KEYSLOT.
 func TestSlot(t *testing.T) {
 	for key, want := range map[string]int{"123456789": 12739, "foo": 12182, "{foo}x": 12182, "x{}foo": slot("x{}foo"), "": 0} {
 		if got := slot(key); got != want {

@@ -30,7 +30,7 @@ descriptors:
 			second = append(second, request("hot", fmt.Sprintf("second=u%d", k)))
 		}
 	}
-	// Each gets its time in turns, because machines have other things to do as well.
+	// Alternate, because other work on the machine varies.
 	var wide, narrow int
 	for range 2 {
 		wide += len(load{addr: s.GRPC, requests: spread}.run(ctx, 1500*time.Millisecond).of(okay))
@@ -50,17 +50,17 @@ descriptors:
 	e.measured(edge.p(0.99) <= 2*middle.p(0.99), "edge p99 %s, middle %s", ms(edge.p(0.99)), ms(middle.p(0.99)))
 }
 
-// commands returns how many commands a Redis has executed that count or look at something.
+// commands returns the number of commands that read or change counters.
 func (r *store) commands(ctx context.Context) int {
 	info, err := r.Info(ctx, "commandstats").Result()
 	r.e.must(err)
 	return sum(info, `(?im)^cmdstat_(?:eval|evalsha|incrby|get|mget):calls=(\d+)`)
 }
 
-// clients is how many call at the same time.
+// clients is the number of concurrent clients.
 const clients = 1000
 
-// lockstep has 1,000 clients call at the same time, at edges of seconds and in the middle between them.
+// lockstep makes 1,000 clients call simultaneously, at the edges of seconds and in the middle between them.
 func lockstep(ctx context.Context, s *server, requests [][]byte) (edge, middle outcomes) {
 	const rounds, conns = 8, 4
 	begin := time.Now()
@@ -75,7 +75,7 @@ func lockstep(ctx context.Context, s *server, requests [][]byte) (edge, middle o
 		due := first + time.Duration(i)*time.Second/2
 		some := all.between(due, due+time.Second/4)
 		if i < 2 {
-			continue // connections are new, and keys as well
+			continue // connections and keys are new
 		}
 		if i%2 == 0 {
 			edge = append(edge, some...)
@@ -94,7 +94,7 @@ func cardinality(ctx context.Context, e *env) {
 	}
 }
 
-// manyValues calls with a million distinct values.
+// manyValues sends a million distinct values.
 func (e *env) manyValues(ctx context.Context, memory bool) {
 	const values, wide = 1_000_000, 64
 	vars := []string{"BACKEND_TYPE=memory"}
@@ -125,7 +125,7 @@ func (e *env) manyValues(ctx context.Context, memory bool) {
 	beside, most := running.stop(), peak()
 	after := e.look(ctx, s)
 	if memory {
-		held := s.metric(ctx, "ratelimitd_memory_keys") // as many as MEMORY_MAX_KEYS, of which each part of the table has its share
+		held := s.metric(ctx, "ratelimitd_memory_keys") // close to MEMORY_MAX_KEYS, which is divided among the parts of the table
 		each := float64(after.heap-before.heap) / held
 		e.measured(each <= 200 && held >= 0.95*values, "in memory %.0f bytes a counter, %.0f counters (RSS + %s)", each, held, mb(most-before.rss))
 		return
@@ -139,7 +139,7 @@ func (e *env) manyValues(ctx context.Context, memory bool) {
 	e.sameSeries(before, after)
 }
 
-// manyDomains calls with 100,000 domains that have no rules.
+// manyDomains sends 100,000 domains without rules.
 func (e *env) manyDomains(ctx context.Context) {
 	const domains = 100_000
 	r := e.redis(ctx)
@@ -147,8 +147,7 @@ func (e *env) manyDomains(ctx context.Context) {
 	some := func(name string) func(int) []byte {
 		return func(n int) []byte { return request(fmt.Sprint(name, n), "user=a") }
 	}
-	// What a server has that has worked for a while, as in D26; and the counters of the first hundred domains, which the
-	// reference has too.
+	// Warm up the server, as in D26, and create the series of the first hundred domains, which the reference has too.
 	load{addr: s.GRPC, requests: [][]byte{request("busy", "user=a")}, conns: 2}.run(ctx, 2*time.Second)
 	flood(ctx, s, 5000, some("first"))
 	before := e.look(ctx, s)
@@ -160,7 +159,7 @@ func (e *env) manyDomains(ctx context.Context) {
 	e.sameSeries(before, after)
 }
 
-// sameSeries says whether there are no more series than before, of which not every server tells.
+// sameSeries checks that there are no new series. Other servers may lack the metrics.
 func (e *env) sameSeries(before, after looks) {
 	if e.other {
 		return
@@ -169,18 +168,18 @@ func (e *env) sameSeries(before, after looks) {
 	e.measured(after.page <= 1<<20, "/metrics %.0f kB", float64(after.page)/1024)
 }
 
-// looks is what a server takes.
+// looks is the memory and the metrics of a server.
 type looks struct {
 	rss, heap    int64
 	series, page int
 }
 
-// look has the server collect its garbage, if it can be asked to, and looks at what it takes.
+// look measures a server after a garbage collection.
 func (e *env) look(ctx context.Context, s *server) (l looks) {
 	_, err := proc.Get(ctx, "http://"+s.Debug+"/debug/pprof/heap?gc=1")
 	e.must(err)
 	l.rss = s.rss()
-	if e.other { // where there may be no such page
+	if e.other { // may lack the page
 		return l
 	}
 	page, err := proc.Get(ctx, "http://"+s.Debug+"/metrics")
@@ -190,7 +189,7 @@ func (e *env) look(ctx context.Context, s *server) (l looks) {
 	return l
 }
 
-// flood sends requests that are made as they are needed, in lots, as fast as they are answered.
+// flood sends requests as fast as they are answered. It generates them in lots.
 func flood(ctx context.Context, s *server, requests int, next func(n int) []byte) {
 	const lot, conns = 2000, 2
 	for from := 0; from < requests && ctx.Err() == nil; from += lot {
@@ -203,19 +202,19 @@ func flood(ctx context.Context, s *server, requests int, next func(n int) []byte
 			s.e.fail("%d of %d calls had no verdict", len(all)-n, len(all))
 		}
 	}
-	runtime.GC() // of this process
+	runtime.GC() // collects garbage of this process
 }
 
-// steadily sends requests at two fifths of the rate at which they are answered at most, and starts a good client beside them.
-// It is their number that is tried here, not a surge, which would take the good client's share of the processors (C21). For the
-// same reason they are made before: making them takes more than deciding them.
+// steadily sends requests at two fifths of the maximum rate, and starts a good client beside them. This check is about the number
+// of values; a surge would take the good client's share of the processors (C21). Requests are generated in advance, because
+// generating one costs more than deciding it.
 func (e *env) steadily(ctx context.Context, s *server, requests int, next func(n int) []byte, good load) *running {
 	const share, conns = 0.4, 2
 	all := make([][]byte, requests)
 	for i := range all {
 		all[i] = next(i)
 	}
-	runtime.GC() // of this process
+	runtime.GC() // collects garbage of this process
 	first := all[:requests/5]
 	begin := time.Now()
 	fast := load{addr: s.GRPC, requests: first, conns: conns, inflight: 8, total: len(first)}.run(ctx, 0)
@@ -231,7 +230,7 @@ func (e *env) steadily(ctx context.Context, s *server, requests int, next func(n
 	return beside
 }
 
-// crowded is how many clients there are at once.
+// crowded is the number of concurrent connections.
 const crowded = 500
 
 func crowd(ctx context.Context, e *env) {
@@ -239,16 +238,16 @@ func crowd(ctx context.Context, e *env) {
 	e.noisy(ctx)
 }
 
-// reconnects has 500 clients come at once, and Redis lose all of its clients while they wait.
+// reconnects connects 500 clients simultaneously, and then kills all client connections of Redis several times.
 func (e *env) reconnects(ctx context.Context) {
 	r := e.redis(ctx)
 	g := e.gate(ctx, r.addr)
-	g.slow.Store(int64(5 * time.Millisecond)) // so that dials can be seen together
+	g.slow.Store(int64(5 * time.Millisecond)) // so that concurrent dials overlap
 	s := e.startServer(ctx, byPolicy(1_000_000), "REDIS_URL="+g.addr)
 	quiet := load{addr: s.GRPC, requests: callsByPolicy(5), rate: 100, conns: 1, timeout: envoyTimeout, patience: time.Second}
 	alone := quiet.run(ctx, time.Second)
 	many := load{addr: s.GRPC, requests: callsByPolicy(100), rate: 1000, conns: crowded, timeout: envoyTimeout, patience: 3 * time.Second}
-	for range 3 { // all of them leave, and come back at once
+	for range 3 { // all clients disconnect and reconnect
 		some := many.run(ctx, time.Second)
 		e.note("%d connections: %s", crowded, some)
 		e.measured(len(some.of(lost, late)) == 0, "%d of %d calls lost", len(some.of(lost, late)), len(some))
@@ -272,7 +271,7 @@ func (e *env) reconnects(ctx context.Context) {
 	e.measured(rejected == "0", "rejected_connections %s", rejected)
 }
 
-// noisy has a domain offer 2 and 5 times the peak beside another one that offers little, on connections of its own and on the same.
+// noisy loads a domain with 2 and 5 times the peak beside a quiet domain, on separate and on shared connections.
 func (e *env) noisy(ctx context.Context) {
 	e.pin()
 	s := e.newSurge(ctx, work{descriptors: 16, policy: "deny"})
@@ -292,8 +291,7 @@ func (e *env) noisy(ctx context.Context) {
 	s.publish()
 }
 
-// besideLoop measures how long calls take while no other caller is there, but a loop keeps the processor busy: what the kernel's time
-// slices alone cost.
+// besideLoop measures the quiet domain's latency beside a busy loop: the cost of the kernel's time slices.
 func (s *surge) besideLoop(ctx context.Context, quiet load) {
 	e := s.e
 	loop := e.process("loop", "sh", "-c", "while :; do :; done")
@@ -307,14 +305,14 @@ func (s *surge) besideLoop(ctx context.Context, quiet load) {
 	e.published("quiet domain by itself, on a processor that a loop keeps busy: p99 %s", ms(busy.p(0.99)))
 }
 
-// besides is what became of the calls of a quiet domain beside a noisy one.
+// besides has the outcomes of a quiet domain beside a noisy one.
 type besides struct {
-	own  outcomes // on connections of its own
-	same outcomes // on the same ones
+	own  outcomes // on separate connections
+	same outcomes // on shared connections
 }
 
-// beside measures what becomes of the quiet domain beside one that offers k times the peak, which is measured again: what is half of it on a
-// fast machine may be all of it a moment later.
+// beside measures the quiet domain beside k times the peak. It measures the peak again first, because the speed of the machine
+// varies.
 func (s *surge) beside(ctx context.Context, k float64, quiet load) (b besides) {
 	s.measure(ctx, s.inflight, again)
 	loud := s.load()
@@ -326,10 +324,10 @@ func (s *surge) beside(ctx context.Context, k float64, quiet load) (b besides) {
 	s.disturbed = s.disturbed || !calm
 	s.e.note("noisy at %g × the peak: %s", k, noise.stop())
 	s.e.note("quiet beside it: %s", b.own)
-	// Envoy has many domains on one connection: every so many calls of it are of the quiet one.
+	// Envoy sends many domains over one connection, so mix calls of both domains.
 	s.measure(ctx, s.inflight, again)
 	loud.rate, quiet.rate = k*s.peak, s.peak/20
-	every := int(math.Round(loud.rate/quiet.rate)) + 1 // odd, so that they are on each connection
+	every := int(math.Round(loud.rate/quiet.rate)) + 1 // odd, so that each connection carries quiet calls
 	both := loud
 	both.requests, both.rate = nil, loud.rate+quiet.rate
 	for i := range every * 20 {
@@ -348,7 +346,7 @@ func (s *surge) beside(ctx context.Context, k float64, quiet load) (b besides) {
 	return b
 }
 
-// decided takes down which share of the calls of a quiet domain was decided by a counter in time, and notes some of the others.
+// decided records the share of quiet calls that a counter decided in time, and notes some of the others.
 func (s *surge) decided(where string, got outcomes, asked float64) {
 	wrong := got.that(func(o outcome) bool { return o.kind != okay || o.took > envoyTimeout })
 	share := 1 - got.share(len(wrong))

@@ -34,47 +34,47 @@ func loads() []check {
 	}
 }
 
-// surge is a server at its limits, and what is known of it.
+// surge is a server under overload, and its measurements.
 type surge struct {
 	work
 
 	e        *env
 	server   *server
-	redis    *store // nil in memory
+	redis    *store // nil for BACKEND_TYPE=memory
 	requests [][]byte
-	curve    bool // only published
+	curve    bool // publish figures without judging them
 
-	levels   []level // once they were measured
-	inflight int     // calls that are open on each connection at the peak
-	peak     float64 // calls that are decided in a second, at most, when last measured
-	cost     float64 // CPU seconds of a decided call then
+	levels   []level // nil until measured
+	inflight int     // open calls per connection at the peak
+	peak     float64 // maximum decided calls per second, last measured
+	cost     float64 // CPU seconds per decided call, last measured
 	rss      int64   // at the peak
 
-	theirs    float64       // the largest share of its processor that other processes took
-	lag       time.Duration // how late the load itself was, p99
-	again     int           // parts of levels that were measured again
-	disturbed bool          // others disturbed what was taken down all the same
+	theirs    float64       // largest share of the server's processor that other processes used
+	lag       time.Duration // p99 of the load generator's own delay
+	again     int           // parts of levels that were repeated
+	disturbed bool          // figures include disturbed parts
 }
 
-// level is what was measured at some multiple of the peak.
+// level is a measurement at a multiple of the peak.
 type level struct {
 	all  outcomes
-	peak float64 // calls that would have been decided at the peak, which was measured before and after
-	cost float64 // CPU seconds of these
-	busy float64 // CPU seconds of what came instead
+	peak float64 // calls decided at the peak rate, measured before and after
+	cost float64 // CPU seconds for these
+	busy float64 // CPU seconds used
 	rss  int64
 }
 
-// add adds what was measured at another time.
+// add adds a measurement.
 func (v *level) add(l level) {
 	v.all = append(v.all, l.all...)
 	v.peak, v.cost, v.busy, v.rss = v.peak+l.peak, v.cost+l.cost, v.busy+l.busy, max(v.rss, l.rss)
 }
 
-// decided returns how many calls were decided by a counter in time.
+// decided returns the number of calls that a counter decided in time.
 func (v *level) decided() float64 { return float64(v.all.inTime(okay)) }
 
-// residual returns what one of the others cost, as a share of one that is decided at the peak.
+// residual returns the cost of an undecided call, relative to a decided one at the peak.
 func (v *level) residual() float64 {
 	cost, decided := v.cost/v.peak, v.decided()
 	return max(0, (v.busy-decided*cost)/max(float64(len(v.all))-decided, 1)/cost)
@@ -84,7 +84,7 @@ func (s *surge) load() load {
 	return load{addr: s.server.GRPC, requests: s.requests}
 }
 
-// busy returns the CPU time of the server and its store.
+// busy returns the CPU time of the server and Redis.
 func (s *surge) busy() float64 {
 	sum := s.server.busy()
 	if s.redis != nil {
@@ -105,7 +105,7 @@ func wide(domain string, n int) (all [][]byte) {
 	return all
 }
 
-// calmRules has limits that no caller reaches, so that the fallback alone rejects.
+// calmRules has limits that are never reached, so that only the fallback rejects.
 const calmRules = `domain: busy
 descriptors:
   - key: user
@@ -115,20 +115,20 @@ descriptors:
       on_failure: deny #+
 `
 
-// warmRules has a limit that leases are taken from, and that no caller reaches in the time of a check: 16,000 counters of 100,000
-// an hour each. Without on_failure a call that is not decided is an error.
+// warmRules has limits for leases that are not reached during a check: 16,000 counters of 100,000 an hour each. Without
+// on_failure, an undecided call is an error.
 const warmRules = `domain: busy
 descriptors:
   - key: user
     rate_limit: {unit: hour, requests_per_unit: 100000}
 `
 
-// warm returns 2,000 requests with 16 descriptors each, of 1,000 values for each.
+// warm returns 2,000 requests with 16 descriptors each. Each descriptor has 1,000 values.
 func warm(domain string) (all [][]byte) {
 	for r := range 2000 {
 		var some []string
 		for d := range 16 {
-			some = append(some, fmt.Sprintf("user=d%d-%d", d, (r*(2*d+1))%1000)) // in another order for each descriptor
+			some = append(some, fmt.Sprintf("user=d%d-%d", d, (r*(2*d+1))%1000)) // in a different order for each descriptor
 		}
 		all = append(all, request(domain, some...))
 	}
@@ -143,7 +143,7 @@ descriptors:
       unlimited: true
 `
 
-// work is what a server has to do.
+// work describes the load of a server.
 type work struct {
 	memory      bool
 	descriptors int
@@ -151,16 +151,16 @@ type work struct {
 	warm        warmth
 }
 
-// warmth is whether counters are so warm that hits may be leased from them, and are.
+// warmth tells whether counters are busy enough for leases, and whether leases are on.
 type warmth uint8
 
 const (
-	cold     warmth = iota // thousands of counters, each asked for seldom
-	unleased               // 16,000 counters, each asked for some twenty times a second, with leases off
-	leased                 // the same with leases on, as they are by default
+	cold     warmth = iota // thousands of counters, each rarely used
+	unleased               // 16,000 counters, each used about twenty times a second, leases off
+	leased                 // the same with leases on, the default
 )
 
-// String says what it is, such as "16 descriptors on Redis, deny".
+// String describes the work, such as "16 descriptors on Redis, deny".
 func (k work) String() string {
 	where := "on Redis"
 	switch {
@@ -174,7 +174,7 @@ func (k work) String() string {
 	return fmt.Sprintf("%d descriptors %s, %s", k.descriptors, where, k.policy)
 }
 
-// newSurge starts a server, and a Redis unless it counts in memory.
+// newSurge starts a server, and Redis unless counters are in memory.
 func (e *env) newSurge(ctx context.Context, k work) *surge {
 	s := &surge{work: k, e: e, requests: wide("busy", k.descriptors)}
 	rules := strings.Replace(calmRules, "deny", k.policy, 1)
@@ -190,7 +190,8 @@ func (e *env) newSurge(ctx context.Context, k work) *surge {
 	return s
 }
 
-// alone calls f, and reports whether the server's processor and the load's were free for them meanwhile. Otherwise figures are worth nothing.
+// alone calls f, and reports whether the processors of the server and the load generator were otherwise idle. If not, figures are
+// unreliable.
 func (s *surge) alone(f func() outcomes) (decided outcomes, quiet bool) {
 	const much, slow = 0.1, 5 * time.Millisecond
 	begin, all, busy := time.Now(), spent(s.e.theirs), s.busy()
@@ -201,7 +202,7 @@ func (s *surge) alone(f func() outcomes) (decided outcomes, quiet bool) {
 	return decided, theirs <= much && lag <= slow
 }
 
-// measurePeak finds out how many calls a second are decided at most, and what one costs.
+// measurePeak measures the maximum rate of decided calls, and their cost.
 func (s *surge) measurePeak(ctx context.Context, d time.Duration) {
 	best := 0.0
 	for _, inflight := range []int{8, 24} {
@@ -212,11 +213,11 @@ func (s *surge) measurePeak(ctx context.Context, d time.Duration) {
 	s.peak = best
 }
 
-// measure measures the peak and the cost as they are now: a machine that others use too is not always as fast.
+// measure measures the current peak and cost. Both vary if others use the machine.
 func (s *surge) measure(ctx context.Context, inflight int, d time.Duration) {
 	l := s.load()
 	l.inflight = inflight
-	l.run(ctx, d/2) // to warm up
+	l.run(ctx, d/2) // warm-up
 	s.alone(func() outcomes {
 		before, begin := s.busy(), time.Now()
 		all := l.run(ctx, d)
@@ -228,8 +229,8 @@ func (s *surge) measure(ctx context.Context, inflight int, d time.Duration) {
 	})
 }
 
-// normal returns seven seconds of half the peak, after some time. A server that shares a processor with Redis collects garbage every 0.7 s,
-// and calls wait for that: whether p99 is of those is chance where there are fewer collections.
+// normal measures seven seconds at half the peak, after a delay. A server that shares a processor with Redis collects garbage
+// every 0.7 s, which delays calls. With fewer collections, p99 would depend on chance.
 func (s *surge) normal(ctx context.Context, after time.Duration) outcomes {
 	l := s.load()
 	l.rate, l.timeout, l.patience = s.peak/2, envoyTimeout, time.Second
@@ -238,12 +239,12 @@ func (s *surge) normal(ctx context.Context, after time.Duration) outcomes {
 }
 
 const (
-	part  = 750 * time.Millisecond // the least length of a part
-	again = part / 2               // for which the peak is measured between two of them, after half of that
+	part  = 750 * time.Millisecond // minimum length of a part
+	again = part / 2               // length of the peak measurement between parts, after a warm-up of half of that
 )
 
-// at measures what k times the peak does, in parts, between which the peak is measured: the machine is not always as fast. A part
-// that others disturb is measured again, but for what it says of memory.
+// at measures k times the peak in parts. It measures the peak between parts, because the speed of the machine varies. It repeats
+// a disturbed part, and keeps only its memory.
 func (s *surge) at(ctx context.Context, k float64, d time.Duration, parts int) (v level) {
 	for n, left := 0, parts; n < parts; {
 		l, quiet := s.part(ctx, k, d/time.Duration(parts))
@@ -275,8 +276,8 @@ func (s *surge) part(ctx context.Context, k float64, d time.Duration) (v level, 
 	return v, quiet
 }
 
-// transportCost returns what a call costs that has no limit to be decided, as a share of one that is decided: it is read, its
-// rules are found, and it is answered, as one that a policy decides, which costs a little more.
+// transportCost returns the cost of a call without a limit, relative to a decided one. Such a call is read, matched, and
+// answered, like one decided by the fallback, which costs a little more.
 func (s *surge) transportCost(ctx context.Context) (share float64) {
 	l := s.load()
 	l.requests, l.inflight = wide("free", s.descriptors), s.inflight
@@ -299,7 +300,7 @@ func overload(ctx context.Context, e *env) {
 	type round struct {
 		work
 
-		length time.Duration // of each level; what comes before and after takes 28 s, and what comes between 0.6 s for each part
+		length time.Duration // of each level; the rest takes 28 s, and 0.6 s per part
 		curve  bool
 	}
 	rounds := []round{
@@ -310,7 +311,7 @@ func overload(ctx context.Context, e *env) {
 		{work{descriptors: 16, policy: "error", warm: unleased}, 3 * time.Second, false},
 		{work{descriptors: 16, policy: "error", warm: leased}, 3 * time.Second, false},
 	}
-	var off *surge // of the last two
+	var off *surge // the round with leases off
 	if e.full {
 		rounds = append(slices.Repeat(rounds, 3),
 			round{work{descriptors: 1, policy: "deny"}, 4 * time.Second, true}, round{work{memory: true, descriptors: 1, policy: "deny"}, 4 * time.Second, true})
@@ -334,12 +335,12 @@ func overload(ctx context.Context, e *env) {
 	e.far(ctx)
 }
 
-// figure takes a figure down. That of a curve is only published.
+// figure records a figure. Figures of a curve are only published.
 func (s *surge) figure(good bool, format string, args ...any) {
 	s.e.measured(good || s.curve, format, args...)
 }
 
-// play measures all levels, and takes the figures down.
+// play measures all levels and records the figures.
 func (s *surge) play(ctx context.Context, length time.Duration) {
 	e := s.e
 	s.measurePeak(ctx, 4*time.Second)
@@ -354,7 +355,7 @@ func (s *surge) play(ctx context.Context, length time.Duration) {
 	for _, k := range []float64{1, 2, 3} {
 		levels = append(levels, s.at(ctx, k, length, parts))
 	}
-	levels = append(levels, s.at(ctx, 5, length, 1)) // memory shows in a long surge
+	levels = append(levels, s.at(ctx, 5, length, 1)) // memory grows in a long surge
 	if s.warm == leased {
 		s.leases(levels, s.server.metric(ctx, "ratelimitd_near_cache_spent_total")-spent)
 	}
@@ -372,7 +373,7 @@ func (s *surge) play(ctx context.Context, length time.Duration) {
 	s.figure(failed == 0, "health failed %d of %d", failed, asked)
 }
 
-// leases takes down which part of all hits was spent from leases. Without some, the figures would say nothing of them.
+// leases records the share of hits from leases. Without any, the figures would not be about leases.
 func (s *surge) leases(levels []level, spent float64) {
 	hits := 0.0
 	for _, v := range levels {
@@ -381,8 +382,8 @@ func (s *surge) leases(levels []level, spent float64) {
 	s.figure(spent >= 0.1*hits, "%.0f %% of the hits from leases", 100*spent/hits)
 }
 
-// against compares what is decided of the same load with leases and without. Levels are multiples of the peak of each, and so
-// loads differ: what is decided at a level with leases is compared with the level without that has the next smaller load.
+// against compares decided calls with leases and without. Levels are multiples of different peaks, so each level with leases is
+// compared with the level without that has the next smaller load.
 func (s *surge) against(off *surge) {
 	s.figure(s.peak >= off.peak, "peak with leases %.0f a second, without %.0f", s.peak, off.peak)
 	var rows []string
@@ -402,7 +403,7 @@ func (s *surge) against(off *surge) {
 	s.figure(no, "decided a second with leases %s", strings.Join(rows, ", "))
 }
 
-// asBefore takes down whether half of the peak is decided after a surge as it was before.
+// asBefore records whether half the peak is decided after a surge as before.
 func (s *surge) asBefore(after, base outcomes) {
 	const asked = 0.99
 	most := min(max(2*base.p(0.99), 2*time.Millisecond), envoyTimeout)
@@ -411,7 +412,7 @@ func (s *surge) asBefore(after, base outcomes) {
 		ms(after.p(0.99)), ms(base.p(0.99)), 100*share(after), 100*share(base))
 }
 
-// published takes down what others did to the processors.
+// publish records disturbances by other processes.
 func (s *surge) publish() {
 	if s.again > 0 {
 		s.e.published("%d parts were measured again because others took processors", s.again)
@@ -421,8 +422,8 @@ func (s *surge) publish() {
 	}
 }
 
-// asks returns which part of the peak has to be decided at a level, at k times the peak. A call that is shed costs share of one
-// that is decided, which is much where most of what a call costs is leased.
+// asks returns the required share of the peak at a level of k times the peak. A shed call costs share of a decided one, which is
+// much if most hits come from leases.
 func (s *surge) asks(level int, k, share float64) float64 {
 	if s.warm == leased {
 		return 0.7 * max(0, 1-k*share) / (1 - share)
@@ -430,7 +431,7 @@ func (s *surge) asks(level int, k, share float64) float64 {
 	return [...]float64{0.80, 0.60, 0.50, 0.35}[level]
 }
 
-// report takes down what the levels came to.
+// report records the figures of all levels.
 func (s *surge) report(levels []level, share float64) {
 	var goods, policies, lates []string
 	reached := true

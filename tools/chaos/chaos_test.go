@@ -31,12 +31,12 @@ func TestResults(t *testing.T) {
 		}
 		seen[k.id] = true
 		if !strings.Contains(results, "\n| ["+k.id+"](") {
-			t.Errorf("docs/reliability.md has no result of %s: run make chaos WRITE=1", k.id)
+			t.Errorf("docs/reliability.md lacks the result of %s: run make chaos WRITE=1", k.id)
 		}
 	}
 }
 
-// TestPublish: results replace those that a page has, and leave the rest of it alone.
+// TestPublish: publish replaces the results of a page and leaves the rest unchanged.
 func TestPublish(t *testing.T) {
 	program, err := os.Executable()
 	if err != nil {
@@ -54,7 +54,7 @@ func TestPublish(t *testing.T) {
 	bad := check{id: "Z2", what: "what is done", figure: "two", play: func(_ context.Context, e *env) { e.measured(false, "one") }}
 	for range 2 {
 		if err := c.play(t.Context(), []check{bad}); !errors.Is(err, errFailed) {
-			t.Errorf("a check that fails: %v", err)
+			t.Errorf("a failing check: %v", err)
 		}
 	}
 	const begin = `
@@ -93,7 +93,7 @@ $`,
 	}
 }
 
-// TestNotWritable: what could not be written is an error before anything is played.
+// TestNotWritable: an unwritable page is an error before any check runs.
 func TestNotWritable(t *testing.T) {
 	dir := t.TempDir()
 	page, none := filepath.Join(dir, "page.md"), filepath.Join(dir, "none.md")
@@ -112,7 +112,7 @@ func TestNotWritable(t *testing.T) {
 	}
 }
 
-// TestEnvoy: what Envoy does with a call that ended so.
+// TestEnvoy: Envoy's decision by the outcome of a call.
 func TestEnvoy(t *testing.T) {
 	for _, c := range []struct {
 		outcome     outcome
@@ -136,7 +136,7 @@ func TestEnvoy(t *testing.T) {
 	}
 }
 
-// TestDetection: how long a fault is noticed by callers.
+// TestDetection: detection returns the duration of a fault as seen by callers.
 func TestDetection(t *testing.T) {
 	var all outcomes
 	for due := time.Duration(0); due < time.Second; due += time.Millisecond {
@@ -148,11 +148,11 @@ func TestDetection(t *testing.T) {
 	}
 	got := detection(all.between(100*time.Millisecond, time.Second), 100*time.Millisecond)
 	if got < 60*time.Millisecond || got > 75*time.Millisecond {
-		t.Errorf("noticed after %v, want 70 ms, but for the last few calls", got)
+		t.Errorf("detected after %v, want about 70 ms", got)
 	}
 }
 
-// TestQuantile: quantiles are those of what was measured.
+// TestQuantile: quantiles are measured values.
 func TestQuantile(t *testing.T) {
 	var all outcomes
 	for i := range 1000 {
@@ -165,7 +165,7 @@ func TestQuantile(t *testing.T) {
 	}
 }
 
-// TestFailure: a check that fails makes the program fail, and is told with its seed and history.
+// TestFailure: a failing check makes the program fail, and is printed with its seed and history.
 func TestFailure(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	c := config{server: "unused", seed: 7, only: regexp.MustCompile(""), stdout: &stdout, stderr: &stderr}
@@ -179,35 +179,35 @@ func TestFailure(t *testing.T) {
 		e.measured(false, "three, which is not reached")
 	}}
 	if err := c.play(t.Context(), []check{good}); err != nil {
-		t.Errorf("a check that passes: %v", err)
+		t.Errorf("a passing check: %v", err)
 	}
 	if stderr.Len() > 0 {
-		t.Errorf("a check that passes is printed with its history: %s", &stderr)
+		t.Errorf("a passing check is printed with its history: %s", &stderr)
 	}
 	if err := c.play(t.Context(), []check{good, bad, broken}); !errors.Is(err, errFailed) {
-		t.Errorf("checks that fail: %v", err)
+		t.Errorf("failing checks: %v", err)
 	}
 	for _, want := range []string{"- **two**\n", "- **running Z3: no such thing**\n", "Passed by ratelimitd: **no**", "1 of 3 passed"} {
 		if !strings.Contains(stdout.String(), want) {
-			t.Errorf("%q is not in\n%s", want, &stdout)
+			t.Errorf("%q is missing in\n%s", want, &stdout)
 		}
 	}
 	if strings.Contains(stdout.String(), "three") {
-		t.Errorf("a check goes on that was ended:\n%s", &stdout)
+		t.Errorf("an ended check continues:\n%s", &stdout)
 	}
 	for _, want := range []string{"Z2, seed 7", "something happened", "ended at chaos_test.go:"} {
 		if !strings.Contains(stderr.String(), want) {
-			t.Errorf("%q is not in\n%s", want, &stderr)
+			t.Errorf("%q is missing in\n%s", want, &stderr)
 		}
 	}
 }
 
-// TestAlive: what is alive follows from where the next collection is, however much the heap may grow until then.
+// TestAlive: aliveOf computes the live heap from the next collection's size, for any percentage of growth.
 func TestAlive(t *testing.T) {
 	const alive = 14 << 20
 	for _, percent := range []float64{50, 200, 342, 400} {
 		if got := aliveOf(alive+alive*percent/100, percent); int(got) != alive {
-			t.Errorf("by %v %%: %v bytes are alive, want %d", percent, got, alive)
+			t.Errorf("with %v %%: %v bytes alive, want %d", percent, got, alive)
 		}
 	}
 }
@@ -218,8 +218,8 @@ func TestGap(t *testing.T) {
 	const from, until = 200 * time.Millisecond, 700 * time.Millisecond
 	for _, c := range []struct {
 		name  string
-		gap   outcome // of the calls between the two
-		every int     // one of so many
+		gap   outcome // outcome of calls in the gap
+		every int     // one in this many
 		long  bool
 		n     int
 	}{
@@ -245,7 +245,7 @@ func TestGap(t *testing.T) {
 	}
 }
 
-// TestOutput: a command ends with its context, and whatever it has started with it.
+// TestOutput: a command and its children end with the context.
 func TestOutput(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -263,7 +263,7 @@ func TestOutput(t *testing.T) {
 	})
 	cancel()
 	if err := <-ended; err == nil {
-		t.Error("a command that was ended has ended well")
+		t.Error("a killed command succeeded")
 	}
 	testkit.Eventually(t, "the end of what the command had started", func() bool {
 		stat, err := os.ReadFile("/proc/" + id + "/stat")
@@ -271,7 +271,7 @@ func TestOutput(t *testing.T) {
 	})
 }
 
-// TestTimeIsUp: the end of the time for fuzzing is no crash, whatever go test says, and a crash is one.
+// TestTimeIsUp: the end of the fuzzing time is not a crash.
 func TestTimeIsUp(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]bool{
@@ -286,7 +286,7 @@ func TestTimeIsUp(t *testing.T) {
 	}
 }
 
-// TestCutShort: a check that did not come to its end has not passed, and nothing is fast that was not measured.
+// TestCutShort: an interrupted check has not passed, and a quantile of no calls is not small.
 func TestCutShort(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -296,9 +296,9 @@ func TestCutShort(t *testing.T) {
 		e.measured(true, "one")
 	}}
 	if r := c.try(ctx, k, c.server, false); r.pass() {
-		t.Error("a check that was cut short has passed")
+		t.Error("an interrupted check has passed")
 	}
 	if p := (outcomes{}).p(0.99); p <= time.Hour || ms(p) != "of no calls" {
-		t.Errorf("the quantile of no calls is %s", ms(p))
+		t.Errorf("quantile of no calls: %s", ms(p))
 	}
 }

@@ -20,44 +20,44 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
-// check is a promise and how it is tried.
+// check is a promise and a way to test it.
 type check struct {
 	id     string // such as B9
 	what   string
-	figure string                      // what passes
-	peer   bool                        // applies to other servers with the same environment variables too
-	play   func(context.Context, *env) // fails by env.must
+	figure string                      // figure required to pass
+	peer   bool                        // also applies to other servers with the same environment variables
+	play   func(context.Context, *env) // ends early by env.must
 }
 
-// untimedIDs are those of the checks in which nothing depends on what else the machine does meanwhile; the longest first.
+// untimedIDs returns the IDs of checks that do not depend on other load of the machine, longest first.
 func untimedIDs() []string { return []string{"D27", "A2", "A1", "D25", "D23", "D22"} }
 
-// untimed says whether nothing in the check depends on what else the machine does meanwhile.
+// untimed reports whether the check does not depend on other load of the machine.
 func (k check) untimed() bool { return slices.Contains(untimedIDs(), k.id) }
 
-// checks returns all checks in their order. Each group is in a file of its own.
+// checks returns all checks in order. Each group has its own file.
 func checks() []check {
 	return slices.Concat(correctness(), redisFaults(), topologies(), loads(), badInput(), access())
 }
 
-// env is what a check works with: it starts what is needed, which ends with the check, and takes down what was measured.
+// env is the environment of a check. It starts processes, which end with the check, and records figures.
 type env struct {
 	*config
 
 	id      string
-	program string // the server
-	other   bool   // whether program is not ratelimitd
-	dir     string // for files, removed afterwards
+	program string // path of the server
+	other   bool   // program is not ratelimitd
+	dir     string // for files; removed at the end
 	rand    *rand.Rand
 	result  result
 
-	mu     sync.Mutex // guards what is below, and result
+	mu     sync.Mutex // protects the fields below, and result
 	begin  time.Time
 	ends   []func()
-	n      int // of files and processes
+	n      int // number of processes
 	ports  proc.Ports
-	logs   []string // files
-	theirs string   // the processor of processes that are started from now on; empty for any
+	logs   []string // paths
+	theirs string   // processor for new processes; empty means any
 	toxics *toxiproxy.ApiServer
 }
 
@@ -76,46 +76,46 @@ func newEnv(c *config, k check, program string, other bool) (*env, error) {
 	}, nil
 }
 
-// port returns a port of 127.0.0.1 that is free.
+// port returns a free port on 127.0.0.1.
 func (e *env) port(ctx context.Context) string {
 	port, err := e.ports.Free(ctx)
 	e.must(err)
 	return port
 }
 
-// writeFile writes a file of the check, and returns its path.
+// writeFile writes a file for the check, and returns its path.
 func (e *env) writeFile(name string, text []byte) string {
 	path := filepath.Join(e.dir, name)
 	e.must(os.WriteFile(path, text, 0o600))
 	return path
 }
 
-// hash makes what checks draw differ.
+// hash derives different random numbers for different checks.
 func hash(s string) uint64 {
 	h := fnv.New64a()
 	_, _ = io.WriteString(h, s) // never fails
 	return h.Sum64()
 }
 
-// must ends the check if there is an error, as FailNow ends a test: it does not return then, and deferred calls are run. In a goroutine of
-// [env.together] it ends that one, and together the check.
+// must ends the check if err is not nil, like FailNow in a test: it does not return, and deferred calls run. In a goroutine of
+// [env.together] it ends the goroutine, and together ends the check.
 func (e *env) must(err error) {
 	if err == nil {
 		return
 	}
 	file, line := "check.go", 0
-	for skip := 1; file == "check.go"; skip++ { // of fail and the like the caller tells more
+	for skip := 1; file == "check.go"; skip++ { // skip helpers such as fail
 		_, file, line, _ = runtime.Caller(skip)
 		file = filepath.Base(file)
 	}
 	e.note("ended at %s:%d: %v", file, line, err)
 	e.mu.Lock()
-	e.result.err = cmp.Or(e.result.err, err) // the first tells most
+	e.result.err = cmp.Or(e.result.err, err) // keep the first error
 	e.mu.Unlock()
 	runtime.Goexit()
 }
 
-// finish calls functions at the same time, and reports whether none of them was ended by must.
+// finish calls functions concurrently, and reports whether none was ended by must.
 func finish(all ...func()) bool {
 	var wg sync.WaitGroup
 	var finished atomic.Int64
@@ -129,27 +129,27 @@ func finish(all ...func()) bool {
 	return int(finished.Load()) == len(all)
 }
 
-// together calls functions at the same time. It ends the check when one of them did.
+// together calls functions concurrently. It ends the check if must ended one of them.
 func (e *env) together(all ...func()) {
 	if !finish(all...) {
 		runtime.Goexit()
 	}
 }
 
-// fail ends the check.
+// fail ends the check with an error.
 func (e *env) fail(format string, args ...any) { e.must(fmt.Errorf(format, args...)) }
 
-// await waits until f returns true, and ends the check if it does not.
+// await waits until f returns true. After patience it ends the check.
 func (e *env) await(ctx context.Context, what string, f func() bool) {
 	if _, ok := poll(ctx, patience, f); !ok {
 		e.fail("waited in vain for %s", what)
 	}
 }
 
-// sleep waits for d. It ends the check if ctx is done before.
+// sleep waits for d. It ends the check if ctx is done first.
 func (e *env) sleep(ctx context.Context, d time.Duration) { e.must(sleep(ctx, d)) }
 
-// atEnd has f called when the check is over; the last first.
+// atEnd registers f to be called at the end of the check, in reverse order.
 func (e *env) atEnd(f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -171,7 +171,7 @@ func (e *env) note(format string, args ...any) {
 	e.result.history = append(e.result.history, line)
 }
 
-// measured takes down a figure that the check depends on: whether it is good, and in words with its number.
+// measured records a figure of the check, and whether it meets its requirement.
 func (e *env) measured(good bool, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	if !good {
@@ -184,7 +184,7 @@ func (e *env) measured(good bool, format string, args ...any) {
 	e.result.failed = e.result.failed || !good
 }
 
-// published takes down a figure that is published and not asserted.
+// published records a figure without a requirement.
 func (e *env) published(format string, args ...any) { e.measured(true, format, args...) }
 
 // gatherLogs adds the last lines of each process to the history.
@@ -209,21 +209,21 @@ func (e *env) gatherLogs() {
 	}
 }
 
-// result is what came of a check.
+// result is the result of a check.
 type result struct {
 	figures []string
 	failed  bool
-	err     error // the check could not be played
+	err     error // the check could not be completed
 	history []string
 	took    time.Duration
 }
 
 func (r *result) pass() bool { return r.err == nil && !r.failed }
 
-// text returns what was measured, in a line.
+// text returns the figures as one line.
 func (r *result) text() string { return strings.Join(r.measurements(), "; ") }
 
-// measurements returns the figures, and last why the check could not be played, if it could not.
+// measurements returns the figures, followed by the error that ended the check, if any.
 func (r *result) measurements() []string {
 	all := slices.Clone(r.figures)
 	if r.err != nil {
@@ -235,7 +235,7 @@ func (r *result) measurements() []string {
 	return all
 }
 
-// tell prints all that is known of a check.
+// tell prints a check with its figures and history.
 func (r *result) tell(w io.Writer, k check, seed int64, whose string) {
 	fmt.Fprintf(w, "\n%s%s, seed %d: %s\n  asked:    %s\n  measured: %s\n", k.id, whose, seed, k.what, k.figure, r.text())
 	for _, l := range r.history {
@@ -244,7 +244,7 @@ func (r *result) tell(w io.Writer, k check, seed int64, whose string) {
 	fmt.Fprintln(w)
 }
 
-// row returns the row of a check in the table of results: whether each server passed. peer says whether there is another one.
+// row returns the check's row in the table of results. peer means that there is another server.
 func (p *played) row(peer bool) string {
 	row := fmt.Sprintf("| [%s](notes/%s#%s) | %s | %s | %s |", p.id, measurementsName, strings.ToLower(p.id), p.what, p.figure, p.ours.passed())
 	switch {
@@ -256,7 +256,7 @@ func (p *played) row(peer bool) string {
 	return row + "\n"
 }
 
-// section returns what was measured in a check, as Markdown.
+// section returns the figures of a check as Markdown.
 func (p *played) section() string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "## %s\n\nWhat happens: %s.\n\nPasses with: %s.\n", p.id, p.what, p.figure)
@@ -276,7 +276,7 @@ func (p *played) section() string {
 	return text.String()
 }
 
-// passed says whether the check passed.
+// passed returns yes or no.
 func (r *result) passed() string { return yes(r.pass()) }
 
 func yes(pass bool) string {

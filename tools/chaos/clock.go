@@ -14,13 +14,12 @@ import (
 	"time"
 )
 
-// clock is the wall clock of one process, which can be set without touching that of the machine. On Linux programs read
-// the time from code that the kernel maps into them, the vDSO, and this code is replaced in the process by one that adds
-// an offset. So it works for any program as it is, static ones included; durations are measured by another clock, which
-// goes on as before.
+// clock is the wall clock of one process, separate from the machine's. On Linux, programs read the time through code that the
+// kernel maps into them, the vDSO. clock replaces this code in the process by code that adds an offset. This works for any
+// program, including static ones. The monotonic clock is unchanged.
 type clock struct {
 	process *process
-	offset  int64 // address of the seconds that are added
+	offset  int64 // address of the offset, in seconds
 }
 
 // clock takes over the clock of a process, which should be idle.
@@ -40,7 +39,7 @@ func (p *process) clock(ctx context.Context) *clock {
 
 func (p *process) memory() string { return fmt.Sprintf("/proc/%d/mem", p.PID()) }
 
-// vdso returns where the vDSO of the process is, and what is there.
+// vdso returns the address and the contents of the process's vDSO.
 func (p *process) vdso(mem *os.File) (begin uint64, code []byte, err error) {
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", p.PID()))
 	if err != nil {
@@ -61,7 +60,7 @@ func (p *process) vdso(mem *os.File) (begin uint64, code []byte, err error) {
 	return 0, nil, errors.New("the process has no vDSO, by which its clock could be set")
 }
 
-// standsOutside says whether all threads of the process have stopped, and none of them between two addresses.
+// standsOutside reports whether all threads of the process have stopped outside an address range.
 func (p *process) standsOutside(from, to uint64) bool {
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", p.PID()))
 	for _, t := range threads {
@@ -70,7 +69,7 @@ func (p *process) standsOutside(from, to uint64) bool {
 		if err != nil || err2 != nil || !strings.Contains(string(stat), ") T ") {
 			return false
 		}
-		fields := strings.Fields(string(at)) // the last one is where it stands
+		fields := strings.Fields(string(at)) // the last field is the program counter
 		var pc uint64
 		if _, err := fmt.Sscanf(fields[len(fields)-1], "0x%x", &pc); err != nil || pc >= from && pc < to {
 			_ = p.Resume() // to stop elsewhere
@@ -82,7 +81,7 @@ func (p *process) standsOutside(from, to uint64) bool {
 	return err == nil && len(threads) > 0
 }
 
-// patch replaces the functions of the vDSO that tell the time of day. The offset is put behind the first of them.
+// patch replaces the vDSO's functions for the time of day. It puts the offset behind the first one.
 func (c *clock) patch(mem *os.File, begin uint64, code []byte) error {
 	file, err := elf.NewFile(bytes.NewReader(code))
 	if err != nil {
@@ -107,7 +106,7 @@ func (c *clock) patch(mem *os.File, begin uint64, code []byte) error {
 			return fmt.Errorf("the vDSO has no room for another %s", name)
 		}
 		at := int64(begin + s.Value)
-		i := bytes.Index(body, []byte{0xff, 0xff, 0xff, 0xff}) // stands for how far the offset is from the next instruction
+		i := bytes.Index(body, []byte{0xff, 0xff, 0xff, 0xff}) // placeholder for the distance of the offset from the next instruction
 		binary.LittleEndian.PutUint32(body[i:], uint32(c.offset-(at+int64(i)+4)))
 		if _, err := mem.WriteAt(body, at); err != nil {
 			return err
@@ -117,7 +116,7 @@ func (c *clock) patch(mem *os.File, begin uint64, code []byte) error {
 	return err
 }
 
-// timeFunctions returns the code of functions that ask the kernel, and add the offset to the seconds of the time of day.
+// timeFunctions returns code that calls the kernel and adds the offset to the seconds of the time of day.
 func timeFunctions() map[string][]byte {
 	return map[string][]byte{
 		"__vdso_clock_gettime": {
@@ -146,7 +145,7 @@ func timeFunctions() map[string][]byte {
 	}
 }
 
-// set puts the clock so far before that of the machine, in seconds; behind it if negative.
+// set sets the clock's offset from the machine's clock in seconds.
 func (c *clock) set(seconds int64) {
 	mem, err := os.OpenFile(c.process.memory(), os.O_RDWR, 0)
 	c.process.e.must(err)

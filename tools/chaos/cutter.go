@@ -10,26 +10,25 @@ import (
 	"time"
 )
 
-// dialTime is how long a connection may take.
+// dialTime bounds the time to connect.
 const dialTime = time.Second
 
-// gate is a proxy that cuts each connection after a number of bytes that is drawn, in one of both directions, and knows
-// how many connections were being opened at once.
+// gate is a proxy that cuts each connection after a random number of bytes in one direction. It also counts concurrent dials.
 type gate struct {
 	addr, to string
-	cuts     atomic.Int64 // connections that were cut
-	dialing  atomic.Int64 // connections that have not had an answer
-	most     atomic.Int64 // of these at once
+	cuts     atomic.Int64 // cut connections
+	dialing  atomic.Int64 // connections without a reply so far
+	most     atomic.Int64 // maximum of dialing
 	opened   atomic.Int64
-	within   atomic.Int64 // cut so many bytes after its beginning, at most; 0 cuts nothing
-	slow     atomic.Int64 // nanoseconds before what a connection sends first is passed on
+	within   atomic.Int64 // maximum bytes before a cut; 0 means no cuts
+	slow     atomic.Int64 // delay in nanoseconds before the client's first bytes are forwarded
 
-	mu   sync.Mutex // guards what is below
+	mu   sync.Mutex // protects the fields below
 	rand *rand.Rand
 	open map[net.Conn]struct{}
 }
 
-// gate returns a gate before an address, which ends with the check.
+// gate returns a gate in front of an address. It closes at the end of the check.
 func (e *env) gate(ctx context.Context, to string) *gate {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	e.must(err)
@@ -59,7 +58,7 @@ func (g *gate) cutAll() {
 	}
 }
 
-// pass passes a connection on until one side closes it, or it is cut.
+// pass forwards a connection until one side closes it or it is cut.
 func (g *gate) pass(client net.Conn) {
 	g.opened.Add(1)
 	n := g.dialing.Add(1)
@@ -69,7 +68,7 @@ func (g *gate) pass(client net.Conn) {
 	answered := func() { once.Do(func() { g.dialing.Add(-1) }) }
 	defer answered()
 	defer func() { _ = client.Close() }()
-	server, err := net.DialTimeout("tcp", g.to, dialTime) //nolint:noctx // has its own time-out
+	server, err := net.DialTimeout("tcp", g.to, dialTime) //nolint:noctx // has its own timeout
 	if err != nil {
 		return
 	}
@@ -100,7 +99,7 @@ func (g *gate) pass(client net.Conn) {
 	wg.Wait()
 }
 
-// copy passes bytes on, up to most if that is not negative, and closes both sides then.
+// copy forwards bytes, at most most if that is not negative, and then closes both sides.
 func (g *gate) copy(to, from net.Conn, most int64, first func()) {
 	defer func() { _, _ = to.Close(), from.Close() }()
 	if first != nil {

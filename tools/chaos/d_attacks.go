@@ -20,17 +20,17 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// attack is something that a hostile client does until ctx ends.
+// attack is the behavior of a hostile client until ctx ends.
 type attack struct {
 	name string
 	do   func(ctx context.Context, s target)
 }
 
-// target is where to attack: two addresses.
+// target has the addresses to attack.
 type target struct{ grpc, http string }
 
-// attackOf plays one attack until ctx ends. It has a process of its own, as it would have a machine of its own: in that of
-// the good client, what it does would delay what that client sees.
+// attackOf runs one attack until ctx ends. It runs in a separate process, as on a separate machine: in the good client's process
+// it would delay that client.
 func attackOf(ctx context.Context, name string, args []string) error {
 	if len(args) != 2 {
 		return errors.New("want the addresses of gRPC and of HTTP")
@@ -70,7 +70,7 @@ func attackList() []attack {
 		{"16 MiB of headers", frames(2, func(fr *http2.Framer, i uint32) error {
 			const each, all = 16 << 10, 16 << 20
 			switch n := int(i) * each; {
-			case i == 0: // then a header named x, whose value is as long as 4 bytes say by 7 bits each
+			case i == 0: // then a header named x; 4 bytes of 7 bits each encode the length of its value
 				return fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: append(slices.Clone(head), 0, 1, 'x', 0x7f, 0x81, 0xff, 0xff, 0x07)})
 			case n > all:
 				return io.EOF
@@ -81,7 +81,7 @@ func attackList() []attack {
 		{"ping flood", frames(2, func(fr *http2.Framer, i uint32) error { return fr.WritePing(false, [8]byte{byte(i)}) })},
 		{"SETTINGS flood", frames(2, func(fr *http2.Framer, _ uint32) error { return fr.WriteSettings() })},
 		{"DATA frames of a byte", frames(4, func(fr *http2.Framer, i uint32) error {
-			const each = 60_000 // what may be sent unasked
+			const each = 60_000 // bytes permitted before a window update
 			stream := 2*(i/each) + 1
 			if i%each == 0 {
 				err := fr.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: head, EndHeaders: true})
@@ -122,7 +122,7 @@ func attackList() []attack {
 	}
 }
 
-// crowdOf has n do the same.
+// crowdOf calls do n times concurrently.
 func crowdOf(n int, do func()) {
 	var wg sync.WaitGroup
 	for range n {
@@ -131,10 +131,10 @@ func crowdOf(n int, do func()) {
 	wg.Wait()
 }
 
-// converse opens connections, one after the other, and lets say talk.
+// converse opens one connection after the other, and calls say for each.
 func converse(ctx context.Context, addr string, say func(context.Context, net.Conn)) {
 	for ctx.Err() == nil {
-		c, err := net.DialTimeout("tcp", addr, dialTime) //nolint:noctx // has its own time-out
+		c, err := net.DialTimeout("tcp", addr, dialTime) //nolint:noctx // has its own timeout
 		if err != nil {
 			_ = sleep(ctx, 20*time.Millisecond)
 			continue
@@ -148,13 +148,13 @@ func converse(ctx context.Context, addr string, say func(context.Context, net.Co
 	}
 }
 
-// framesUntil writes frames until ctx ends, on one connection after the other. It rests now and then, or it would be its
-// appetite for processors that is tested.
+// framesUntil writes frames until ctx ends, on one connection after the other. It pauses now and then, so that it does not
+// exhaust the processors.
 func framesUntil(ctx context.Context, addr string, write func(fr *http2.Framer, i uint32) error) {
 	const burst, rest = 50, 10 * time.Millisecond
 	converse(ctx, addr, func(ctx context.Context, c net.Conn) {
 		out := bufio.NewWriter(c)
-		_, _ = out.WriteString(http2.ClientPreface) // errors are those of the frames
+		_, _ = out.WriteString(http2.ClientPreface) // the frames report errors
 		fr := http2.NewFramer(out, nil)
 		fr.AllowIllegalWrites = true
 		err := fr.WriteSettings()
@@ -173,7 +173,7 @@ func attacks(ctx context.Context, e *env) {
 	r := e.redis(ctx)
 	s := e.startServer(ctx, limited(4_000_000_000, "hour"), "REDIS_URL="+r.addr)
 	good := load{addr: s.GRPC, requests: [][]byte{request("d", "k=good")}, rate: 200, timeout: time.Second, conns: 1}
-	// What a server has that has worked for a while: its heap grows to five times what is alive before anything is collected.
+	// Warm up: the server's heap grows to five times the live size before the first collection.
 	load{addr: s.GRPC, requests: good.requests, conns: 2}.run(ctx, 2*time.Second)
 	calm := good.run(ctx, 2*time.Second)
 	before := s.rss()

@@ -20,7 +20,7 @@ func badInput() []check {
 	return []check{
 		{
 			"D22", "requests that are odd, broken or hostile", "≥ 60 cases, exact code each, 0 crashes; shaped by an end user: 0 gRPC errors", false,
-			asListed(60, "^(TestG[0-9]|TestScripts$/^G)", "./internal/envoy/rls", "./internal/decide/limiter", "./pkg/descriptors"), // the rows G of docs/faults.md
+			asListed(60, "^(TestG[0-9]|TestScripts$/^G)", "./internal/envoy/rls", "./internal/decide/limiter", "./pkg/descriptors"), // rows G of docs/faults.md
 		},
 		{"D23", "no two descriptors share a counter", "100,000 random and 500 crafted, 0 collisions; slots uniform (χ² p > 0.01) with {} in values", true, injective},
 		{"D24", "rule files that are odd, broken or hostile", "≥ 40 files as listed, ≤ 200 ms each (10 MB ≤ 5 s), old rules kept", false, oddRules},
@@ -36,12 +36,12 @@ func badInput() []check {
 	}
 }
 
-// letters are what words are made of: some of them join keys and values somewhere.
+// letters returns parts of words, including separators of keys and values.
 func letters() []string {
 	return []string{"a", "b", "_", "|", ":", ".", "{", "}", "=", ",", "/", "\x00", "\n", " ", "%", "é", "{x}", "_b"}
 }
 
-// pairs returns descriptors of which no two may share a counter, though their texts do when they are joined.
+// pairs returns descriptors that must have different counters, although their joined texts are equal.
 func (e *env) pairs(random, crafted int) (all [][][2]string) {
 	seen := map[string]bool{}
 	add := func(d [][2]string) bool {
@@ -71,7 +71,7 @@ func (e *env) pairs(random, crafted int) (all [][][2]string) {
 	return all
 }
 
-// words draws letters.
+// words draws n letters.
 func (e *env) words(n int) []string {
 	all, some := letters(), make([]string, n)
 	for i := range some {
@@ -80,7 +80,7 @@ func (e *env) words(n int) []string {
 	return some
 }
 
-// askAll returns a request with descriptors.
+// askAll returns a request with the descriptors all.
 func askAll(domain string, all [][][2]string) *rlsv3.RateLimitRequest {
 	q := ask(domain)
 	for _, d := range all {
@@ -128,7 +128,7 @@ func injective(ctx context.Context, e *env) {
 	e.measured(len(keys) >= len(all) && p > 0.01, "%d keys in Redis, slots χ² p = %.3f", len(keys), p)
 }
 
-// countedBefore returns how many of the descriptors of a call were counted before it.
+// countedBefore returns how many descriptors of a call had been counted before.
 func (e *env) countedBefore(all [][][2]string, answer *rlsv3.RateLimitResponse) (n int64) {
 	for i, st := range answer.GetStatuses() {
 		if st.GetCode() != rlsv3.RateLimitResponse_OK {
@@ -139,7 +139,7 @@ func (e *env) countedBefore(all [][][2]string, answer *rlsv3.RateLimitResponse) 
 	return n
 }
 
-// uniform returns how probable it is that slots drawn evenly are spread more unevenly than those of keys.
+// uniform returns the p-value of a χ² test that the slots of keys are distributed evenly.
 func uniform(keys []string) float64 {
 	const cells = 64
 	var counts [cells]float64
@@ -150,13 +150,13 @@ func uniform(keys []string) float64 {
 	for _, n := range counts {
 		square += (n - expected) * (n - expected) / expected
 	}
-	// Wilson and Hilferty: the cube root of χ² by its degrees of freedom is nearly normal.
+	// Wilson and Hilferty: the cube root of χ² divided by its degrees of freedom is nearly normal.
 	const free = cells - 1.0
 	z := (math.Cbrt(square/free) - (1 - 2/(9*free))) / math.Sqrt(2/(9*free))
 	return math.Erfc(z/math.Sqrt2) / 2
 }
 
-// slot returns the slot of a key in a Redis Cluster.
+// slot returns the Redis Cluster slot of a key.
 func slot(key string) int {
 	if i := strings.IndexByte(key, '{'); i >= 0 {
 		if n := strings.IndexByte(key[i+1:], '}'); n > 0 {
@@ -199,7 +199,7 @@ func fuzz(ctx context.Context, e *env) {
 		}
 		last := text[max(0, strings.LastIndex(text, "execs: ")):]
 		tried := sum(last, `^execs: (\d+)`)
-		if !crashed && tried == 0 { // go test calls it well where there is no such target
+		if !crashed && tried == 0 { // go test succeeds without such a target
 			e.fail("%s %s tried nothing: %s", t[0], t[1], text)
 		}
 		execs += tried
@@ -209,11 +209,10 @@ func fuzz(ctx context.Context, e *env) {
 	e.measured(crashes == 0 && corpus >= 200, "%d targets, %d inputs tried, corpus %d, %d crashes", len(targets), execs, corpus, crashes)
 }
 
-// upTime is what go test before Go 1.27 may say when its time for fuzzing is up (https://go.dev/issue/75804).
+// upTime matches output of go test before Go 1.27 at the end of the fuzzing time (https://go.dev/issue/75804).
 var upTime = regexp.MustCompile(`--- FAIL: Fuzz\w+ \([0-9.]+s\)\n {4}context deadline exceeded\n`)
 
-// timeIsUp reports whether nothing but that made a target fail, given what go test has printed: what has crashed is followed by the
-// input that did it.
+// timeIsUp reports whether the output of go test shows only the end of the fuzzing time. A crash prints its input.
 func timeIsUp(text string) bool {
 	return upTime.MatchString(text) && !strings.Contains(text, "Failing input")
 }

@@ -7,20 +7,19 @@ import (
 	"time"
 )
 
-// cases is what came of the cases of a corpus that stands in tests of the project: those tests that have no others in
-// them.
+// cases counts the results of test cases: tests without subtests.
 type cases struct {
 	passed, failed int
 	longest        time.Duration
-	which          string // took longest
+	which          string // the longest
 }
 
-// corpus runs the cases of tests of a package whose names match. If nothing could be run, a case has failed.
+// corpus runs the tests of a package that match names. If none can run, it counts a failure.
 func (e *env) corpus(ctx context.Context, pkg, names string, args ...string) (c cases) {
 	out, err := e.goTest(ctx, pkg, names, args...)
 	verdicts := regexp.MustCompile(`(?m)^( *)--- (PASS|FAIL): (\S+) \((\d+\.\d+)s\)$`).FindAllStringSubmatch(out, -1)
 	for i, v := range verdicts {
-		if i+1 < len(verdicts) && len(verdicts[i+1][1]) > len(v[1]) { // it has cases of its own
+		if i+1 < len(verdicts) && len(verdicts[i+1][1]) > len(v[1]) { // it has subtests
 			continue
 		}
 		if v[2] == "FAIL" {
@@ -41,7 +40,7 @@ func (e *env) corpus(ctx context.Context, pkg, names string, args ...string) (c 
 	return c
 }
 
-// asListed plays the cases of tests of packages, at least so many.
+// asListed runs the cases of packages, and requires at least least.
 func asListed(least int, names string, packages ...string) func(context.Context, *env) {
 	return func(ctx context.Context, e *env) {
 		passed, failed := 0, 0

@@ -28,7 +28,7 @@ func exposure(ctx context.Context, e *env) {
 	secrets(ctx, e)
 }
 
-// ownAddress returns an address of this machine that is not loopback: who connects to it comes from it too.
+// ownAddress returns a non-loopback address of this machine. A client that connects to it also has it as its source address.
 func ownAddress() (string, error) {
 	all, err := net.InterfaceAddrs()
 	if err != nil {
@@ -42,13 +42,13 @@ func ownAddress() (string, error) {
 	return "", errors.New("this machine has no address but loopback, from which to look at the server as others do")
 }
 
-// ports returns the ports of TCP on which the process listens.
+// ports returns the TCP ports on which the process listens.
 func (p *process) ports() (found []string) {
 	mine := map[string]bool{}
 	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.PID()))
 	p.e.must(err)
 	for _, fd := range fds {
-		to, _ := os.Readlink(fd) // it may be closed by now
+		to, _ := os.Readlink(fd) // it may be closed already
 		mine[strings.TrimSuffix(strings.TrimPrefix(to, "socket:["), "]")] = true
 	}
 	for _, table := range []string{"tcp", "tcp6"} {
@@ -70,7 +70,7 @@ func (p *process) ports() (found []string) {
 	return slices.Compact(found)
 }
 
-// reached looks at servers from another address.
+// reached connects to servers from another address.
 func reached(ctx context.Context, e *env, here string) {
 	r := e.redis(ctx)
 	open := e.startServer(ctx, endless, "REDIS_URL="+r.addr, "HOST=0.0.0.0", "DEBUG_HOST=0.0.0.0", "GRPC_HOST=0.0.0.0",
@@ -106,14 +106,14 @@ func reached(ctx context.Context, e *env, here string) {
 	e.measured(len(ports) > 1 && slices.Equal(reachable, []string{port}), "both hosts on loopback: %d of %d ports reached by others", len(reachable), len(ports))
 }
 
-// served says whether a page is.
+// served reports whether a page is available.
 func served(ctx context.Context, url string) bool {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	return proc.Answers(url)(ctx) == nil
 }
 
-// resets resets a counter by the admin API at an address, and returns the status.
+// resets calls Reset of the admin API at an address, and returns the status code.
 func resets(ctx context.Context, addr string) codes.Code {
 	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

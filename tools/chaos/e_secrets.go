@@ -18,17 +18,17 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// planted begins each secret; a number follows.
+// planted is the prefix of each secret. A number follows.
 const planted = "planted"
 
-// plan is a server that is given secrets.
+// plan is a server configuration with secrets.
 type plan struct {
 	name string
 	vars []string
 }
 
-// plans returns servers, each with secrets of its own, in every form of URL and every variable that takes one. addr is
-// where a Redis is; n is how many secrets there are.
+// plans returns configurations with different secrets in every form of URL and every variable that accepts one. addr is the
+// address of a Redis; n is the number of secrets.
 func plans(addr string) (all []plan, n int) {
 	secret := func() string { n++; return fmt.Sprintf("%s%02d", planted, n) }
 	url := func(form string, vars ...string) {
@@ -68,12 +68,12 @@ func plans(addr string) (all []plan, n int) {
 	return all, n
 }
 
-// secrets plants secrets, and looks for them in all that a server tells.
+// secrets plants secrets and searches for them in all output of servers.
 func secrets(ctx context.Context, e *env) {
 	r := e.redis(ctx)
 	all, n := plans(r.addr)
 	found := make([]string, len(all)+1)
-	const inCalls, atOnce = 8, 6 // secrets, and servers
+	const inCalls, atOnce = 8, 6 // secrets; concurrent servers
 	servers := []func(){func() { found[len(all)] = secretsOfCalls(ctx, e, r.addr) }}
 	turns := make(chan struct{}, atOnce)
 	for i, p := range all {
@@ -88,15 +88,15 @@ func secrets(ctx context.Context, e *env) {
 	e.measured(len(told) == 0, "%d of %d secrets shown%s", len(told), n+inCalls, prefixed(strings.Join(told, " ")))
 }
 
-// secretsIn returns the secrets in a text, each once.
+// secretsIn returns the distinct secrets in a text.
 func secretsIn(text string) []string {
 	all := regexp.MustCompile(planted+`(\d\d|[A-H])`).FindAllString(text, -1)
 	slices.Sort(all)
 	return slices.Compact(all)
 }
 
-// tells starts a server with secrets, and returns all that it tells: its log at the most talkative, its pages, its errors,
-// and what it dumps when it is told to.
+// tells starts a server with secrets, and returns all its output: its log at level trace, its pages, its errors, and its
+// goroutine dump.
 func (p plan) tells(ctx context.Context, e *env) string {
 	s := e.server(ctx, endless, append([]string{"LOG_LEVEL=trace"}, p.vars...)...)
 	said := s.says(ctx, nil)
@@ -111,12 +111,12 @@ func (p plan) tells(ctx context.Context, e *env) string {
 	return said
 }
 
-// says starts a server, calls it, and returns all that it tells until it is ended by a dump.
+// says starts and calls a server, and returns all its output until a goroutine dump ends it.
 func (s *server) says(ctx context.Context, more func() string) string {
 	s.Ready = proc.Listens(s.GRPC)
 	s.e.must(s.Launch())
 	most := patience
-	if s.e.other { // which may wait for its store without end
+	if s.e.other { // it may wait for its backend indefinitely
 		most = 3 * time.Second
 	}
 	_, _ = poll(ctx, most, func() bool { return s.Over() || proc.Listens(s.GRPC)(ctx) == nil && proc.Listens(s.HTTP)(ctx) == nil })
@@ -127,7 +127,7 @@ func (s *server) says(ctx context.Context, more func() string) string {
 		_, err := c.ShouldRateLimit(once, ask("shop", "user=a"))
 		cancel()
 		fmt.Fprintln(&told, err)
-		_ = sleep(ctx, 200*time.Millisecond) // until it has tried to connect
+		_ = sleep(ctx, 200*time.Millisecond) // until the server has tried to connect
 		if more != nil {
 			told.WriteString(more())
 		}
@@ -146,12 +146,12 @@ func (s *server) says(ctx context.Context, more func() string) string {
 	return told.String() + string(log)
 }
 
-// secretsOfCalls has clients send secrets, with traces, statistics and the admin API on, and returns all that the server
-// shows anyone else.
+// secretsOfCalls sends secrets in calls, with tracing, statistics, and the admin API on, and returns everything that the server
+// shows to others.
 func secretsOfCalls(ctx context.Context, e *env, addr string) string {
 	var mu sync.Mutex
-	var sent strings.Builder                          // to the collector and to statsd
-	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // does not wait
+	var sent strings.Builder                          // to the collector and statsd
+	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // does not block
 	e.must(err)
 	collector := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		text, _ := io.ReadAll(r.Body)
@@ -161,7 +161,7 @@ func secretsOfCalls(ctx context.Context, e *env, addr string) string {
 	})}
 	go func() { _ = collector.Serve(listener) }()
 	e.atEnd(func() { _ = collector.Close() })
-	statsd, err := net.ListenPacket("udp", "127.0.0.1:0") //nolint:noctx // does not wait
+	statsd, err := net.ListenPacket("udp", "127.0.0.1:0") //nolint:noctx // does not block
 	e.must(err)
 	e.atEnd(func() { _ = statsd.Close() })
 	go func() {

@@ -12,54 +12,53 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// load calls ShouldRateLimit as Envoy does, by tools/loadgen.
+// load calls ShouldRateLimit like Envoy, with tools/loadgen.
 type load struct {
 	addr     string
-	requests [][]byte                        // as request returns them; in turns
-	conns    int                             // 4, if 0
-	rate     float64                         // calls per second in all, however slow the answers are, timed from when they are due; 0 keeps inflight calls open
-	inflight int                             // per connection; 16, if 0
-	total    int                             // ends after so many calls, each request once, if not 0
-	at       func(lane, n int) time.Duration // when call n of a connection is due, instead of rate
-	timeout  time.Duration                   // told to the server, and when to give up; 0 waits without end, and sends no deadline
-	patience time.Duration                   // when to give up, if longer than timeout, to see how late an answer is
-	each     func(outcome)                   // called with each outcome, from several goroutines; they are kept for stop, if nil
+	requests [][]byte                        // encoded by request; used in turn
+	conns    int                             // 0 means 4
+	rate     float64                         // total calls per second, independent of the answers; latency counts from the due time; 0 keeps inflight calls open instead
+	inflight int                             // per connection; 0 means 16
+	total    int                             // number of calls after which the load ends, each request once; 0 means no end
+	at       func(lane, n int) time.Duration // due time of call n of a connection; overrides rate
+	timeout  time.Duration                   // deadline sent to the server, after which the client gives up; 0 means no deadline
+	patience time.Duration                   // when to give up, if longer than timeout, to measure late answers
+	each     func(outcome)                   // receives each outcome, concurrently; nil collects outcomes for stop
 }
 
-// envoyTimeout is how long Envoy waits for an answer, unless told otherwise.
+// envoyTimeout is Envoy's default timeout.
 const envoyTimeout = 20 * time.Millisecond
 
-// desc returns a descriptor, such as desc("user=ann,path=/x").
+// desc parses a descriptor, such as desc("user=ann,path=/x").
 func desc(text string) *commonv3.RateLimitDescriptor { return calls.Descriptor(text) }
 
-// ask returns a request, with descriptors as for desc.
+// ask returns a request with descriptors in the syntax of desc.
 func ask(domain string, descriptors ...string) *rlsv3.RateLimitRequest {
 	return calls.Request(domain, descriptors...)
 }
 
-// request returns an encoded request, framed as gRPC does.
+// request returns an encoded request in a gRPC frame.
 func request(domain string, descriptors ...string) []byte { return framed(ask(domain, descriptors...)) }
 
 func framed(m proto.Message) []byte { return calls.Frame(m) }
 
-// running is a load that goes on.
+// running is a started load.
 type running struct {
 	*calls.Running
 
 	lanes []lane
 }
 
-// lane has the outcomes of one connection, or of some that followed each other, in lots: a slice that grows is copied, and meanwhile
-// calls are sent late.
+// lane holds the outcomes of one connection, or of consecutive ones, in lots. Growing one slice would copy it and delay calls.
 type lane struct {
 	mu   sync.Mutex
 	lots []outcomes
 }
 
-// lotSize is how many outcomes a lot has.
+// lotSize is the number of outcomes in a lot.
 const lotSize = 4096
 
-// keep keeps an outcome.
+// keep adds an outcome.
 func (a *lane) keep(o outcome) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -71,7 +70,7 @@ func (a *lane) keep(o outcome) {
 	a.lots[last] = append(a.lots[last], o)
 }
 
-// start begins a load.
+// start starts a load.
 func (l load) start(ctx context.Context) *running {
 	if l.conns == 0 {
 		l.conns = 4
@@ -96,22 +95,22 @@ func (l load) start(ctx context.Context) *running {
 	return r
 }
 
-// run begins a load, and ends it after some time, or its total.
+// run runs a load for d, or until its total.
 func (l load) run(ctx context.Context, d time.Duration) outcomes {
 	r := l.start(ctx)
 	if l.total > 0 {
 		r.Wait()
 	}
 	if l.total == 0 {
-		_ = sleep(ctx, d) // what there is then is returned
+		_ = sleep(ctx, d) // returns early if ctx ends
 	}
 	return r.stop()
 }
 
-// now returns the time since the load began, as outcomes have it.
+// now returns the time since the load began, as in outcome.due.
 func (r *running) now() time.Duration { return time.Since(r.Began()) }
 
-// stop ends the load, waits for open calls, for a second at most, and returns all outcomes, unless each took them.
+// stop ends the load, waits up to a second for open calls, and returns the outcomes unless each received them.
 func (r *running) stop() outcomes {
 	r.Stop()
 	var lots []outcomes

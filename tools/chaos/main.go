@@ -1,13 +1,12 @@
-// Command chaos holds ratelimitd to its promises: thirty checks, each with a figure to pass, against real processes. It
-// starts servers and Redis (single, Sentinel, Cluster), puts faults on the wire and into the processes, calls
-// ShouldRateLimit as Envoy does, with 20 ms to answer in, and prints what it measured beside what was promised.
+// Command chaos tests the promises of ratelimitd with thirty checks against real processes, each with a figure to reach. It
+// starts servers and Redis (single, Sentinel, Cluster), injects faults into connections and processes, and calls ShouldRateLimit
+// like Envoy, with a timeout of 20 ms. It prints measured figures beside the required ones.
 //
-// A check that is drawn follows from a seed. What happens depends on the time too: a seed that failed once fails often,
-// not always. What failed is printed with its seed, the history of the check and the last lines of each process.
+// Random choices of a check depend on a seed. Results also depend on timing, so a seed that failed once often fails again, but
+// not always. A failed check is printed with its seed, its history, and the last log lines of each process.
 //
-// With -peer those checks that apply are played against another server as well, with the same environment variables
-// and the same rules, less what only ratelimitd knows. With -write the results go into docs/reliability.md, and what was
-// measured into docs/notes/chaos-results.md.
+// With -peer, applicable checks also run against another server, with the same environment variables and the same rules, without
+// ratelimitd's extensions. -write writes the results to docs/reliability.md and the measurements to docs/notes/chaos-results.md.
 package main
 
 import (
@@ -26,22 +25,22 @@ import (
 	"time"
 )
 
-// config says what to run.
+// config holds the options.
 type config struct {
-	server, peer string // programs
+	server, peer string // paths
 	redis        string
-	only         *regexp.Regexp // of the ids of checks
+	only         *regexp.Regexp // selects IDs of checks
 	seed         int64
 	stdout       io.Writer
 	stderr       io.Writer
 	verbose      bool
-	full         bool          // also what is published, not judged
-	soak         time.Duration // how long to run instead of the checks, if not 0
-	page         string        // the page whose table of results is replaced; empty leaves it
-	peerVersion  string        // of what the other server was built, if it does not say that itself
+	full         bool          // also measure published figures
+	soak         time.Duration // length of the long run, which replaces the checks; 0 means none
+	page         string        // page whose table of results is replaced; empty means none
+	peerVersion  string        // build of the other server, if its binary does not contain it
 }
 
-// errFailed says that a check did not reach its figure.
+// errFailed means that a check did not reach its figure.
 var errFailed = errors.New("not every check has passed; see above")
 
 func main() {
@@ -116,7 +115,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return c.play(ctx, checks)
 }
 
-// chosen returns the checks to play.
+// chosen returns the selected checks.
 func (c *config) chosen() (chosen []check) {
 	for _, k := range checks() {
 		if c.only.MatchString(k.id) {
@@ -126,15 +125,16 @@ func (c *config) chosen() (chosen []check) {
 	return chosen
 }
 
-// played is a check, and what came of it.
+// played is a check and its results.
 type played struct {
 	check
 
 	ours   result
-	theirs *result // nil if it does not apply to the other server, or there is none
+	theirs *result // nil if there is no other server, or the check does not apply to it
 }
 
-// play plays checks, and prints what each measured, in their order: first those that need no clean timing, two at a time, and then one after the other.
+// play runs checks and prints their results in order. Checks that are independent of timing run first, two at a time, and then
+// the others one after the other.
 func (c *config) play(ctx context.Context, checks []check) error {
 	fmt.Fprintf(c.stdout, "seed %d\n\n", c.seed)
 	var all []played
@@ -178,7 +178,7 @@ func (c *config) play(ctx context.Context, checks []check) error {
 	return nil
 }
 
-// untimed plays those checks that need no clean timing, two at a time, and returns them by their ids.
+// untimed runs the checks that are independent of timing, two at a time, and returns them by ID.
 func (c *config) untimed(ctx context.Context, checks []check) map[string]played {
 	all := map[string]played{}
 	var mu sync.Mutex
@@ -187,7 +187,7 @@ func (c *config) untimed(ctx context.Context, checks []check) map[string]played 
 	for _, id := range untimedIDs() {
 		i := slices.IndexFunc(checks, func(k check) bool { return k.id == id })
 		if i < 0 {
-			continue // not chosen
+			continue // not selected
 		}
 		turns <- struct{}{}
 		wg.Go(func() {
@@ -202,14 +202,14 @@ func (c *config) untimed(ctx context.Context, checks []check) map[string]played 
 	return all
 }
 
-// tell prints all that is known of a check that did not pass, or of any if asked to.
+// tell prints the history of a failed check, or of any check with -v.
 func (c *config) tell(r *result, k check, whose string) {
 	if !r.pass() || c.verbose {
 		r.tell(c.stderr, k, c.seed, whose)
 	}
 }
 
-// both plays a check against the server, and against the other one.
+// both runs a check against the server and the other server.
 func (c *config) both(ctx context.Context, k check) played {
 	p := played{check: k, ours: c.try(ctx, k, c.server, false)}
 	if c.peer != "" && k.peer && ctx.Err() == nil {
@@ -218,7 +218,7 @@ func (c *config) both(ctx context.Context, k check) played {
 	return p
 }
 
-// try plays a check against a server.
+// try runs a check against a server.
 func (c *config) try(ctx context.Context, k check, server string, peer bool) result {
 	e, err := newEnv(c, k, server, peer)
 	if err != nil {
@@ -229,7 +229,7 @@ func (c *config) try(ctx context.Context, k check, server string, peer bool) res
 	e.close()
 	const (
 		much = 0.05
-		long = time.Second // of less than that no share is known: processors' times are counted in hundredths of a second
+		long = time.Second // below this the share is imprecise, because CPU times have a resolution of 10 ms
 	)
 	if share := others(); share > much && e.result.took > long && !k.untimed() {
 		e.published("DISTURBED: others took %.0f %% of the processors", 100*share)
@@ -237,14 +237,14 @@ func (c *config) try(ctx context.Context, k check, server string, peer bool) res
 	return e.result
 }
 
-// playIn plays a check, whose processes end with e.
+// playIn runs a check. Its processes end with e.
 func (c *config) playIn(ctx context.Context, k check, e *env) {
 	ctx, cancel := context.WithTimeout(ctx, c.longest()+c.soak)
 	defer cancel()
 	begin := time.Now()
 	finish(func() {
 		k.play(ctx, e)
-		e.must(ctx.Err()) // what was cut short shows nothing
+		e.must(ctx.Err()) // an interrupted check proves nothing
 	})
 	e.result.took = time.Since(begin)
 	if e.result.err != nil {
@@ -255,7 +255,7 @@ func (c *config) playIn(ctx context.Context, k check, e *env) {
 	}
 }
 
-// longest is how long a check may take before it is given up.
+// longest bounds the duration of a check.
 func (c *config) longest() time.Duration {
 	if c.full {
 		return 20 * time.Minute

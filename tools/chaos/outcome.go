@@ -12,30 +12,30 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// kind is how a call ended.
+// kind is the kind of a call's outcome.
 type kind = calls.Kind
 
-// What tools/loadgen tells apart.
+// The kinds of tools/loadgen.
 const (
-	okay    = calls.OK        // passed
+	okay    = calls.OK        // admitted
 	over    = calls.OverLimit // rejected
-	unknown = calls.Unknown   // answered with code UNKNOWN, which Envoy lets pass
-	failed  = calls.Failed    // ended in a gRPC error
-	late    = calls.Late      // not answered in time, and given up, as Envoy does
+	unknown = calls.Unknown   // answered with code UNKNOWN, which Envoy admits
+	failed  = calls.Failed    // ended with a gRPC error
+	late    = calls.Late      // not answered in time; given up, as by Envoy
 	lost    = calls.Lost      // the connection broke, or there was none
 )
 
-// outcome is how a call ended, and when.
+// outcome is the result and the timing of a call.
 type outcome struct {
-	due  time.Duration // when it should have begun, since the load began
-	took time.Duration // from then to the answer
-	lag  time.Duration // of the load itself, of which its processor was busy with something else
+	due  time.Duration // due time since the load began
+	took time.Duration // time from due to the answer
+	lag  time.Duration // delay in the load generator, if its processor was busy
 	what int32         // index of the request
 	kind kind
-	code codes.Code // of what failed
+	code codes.Code // code of a failed call
 }
 
-// end returns how the call ended, in a word: the code of what failed.
+// end returns the kind of the outcome, or the code of a failed call.
 func (o outcome) end() string {
 	if o.kind == failed {
 		return o.code.String()
@@ -43,7 +43,7 @@ func (o outcome) end() string {
 	return o.kind.String()
 }
 
-// passes says whether Envoy lets a request pass whose call ended so: it decides on errors by failure_mode_deny.
+// passes reports whether Envoy admits the request. failure_mode_deny decides on errors.
 func (o outcome) passes(failureModeDeny bool) bool {
 	switch o.kind {
 	case okay, unknown:
@@ -55,15 +55,15 @@ func (o outcome) passes(failureModeDeny bool) bool {
 	return !failureModeDeny
 }
 
-// outcomes are those of a load.
+// outcomes are the outcomes of a load.
 type outcomes []outcome
 
-// between returns those that were due from one time to another.
+// between returns the outcomes that were due between two times.
 func (all outcomes) between(from, to time.Duration) outcomes {
 	return all.that(func(o outcome) bool { return o.due >= from && o.due < to })
 }
 
-// that returns those for which f returns true.
+// that returns the outcomes for which f returns true.
 func (all outcomes) that(f func(outcome) bool) (some outcomes) {
 	for _, o := range all {
 		if f(o) {
@@ -73,12 +73,12 @@ func (all outcomes) that(f func(outcome) bool) (some outcomes) {
 	return some
 }
 
-// of returns those that ended in one of kinds.
+// of returns the outcomes of the given kinds.
 func (all outcomes) of(kinds ...kind) outcomes {
 	return all.that(func(o outcome) bool { return slices.Contains(kinds, o.kind) })
 }
 
-// inTime counts those that ended in a kind before Envoy would have given up.
+// inTime counts the outcomes of a kind within Envoy's timeout.
 func (all outcomes) inTime(k kind) (n int) {
 	for _, o := range all {
 		if o.kind == k && o.took <= envoyTimeout {
@@ -88,7 +88,7 @@ func (all outcomes) inTime(k kind) (n int) {
 	return n
 }
 
-// share returns which part of all is some; 0 of none.
+// share returns some as a share of all; 0 if there are none.
 func (all outcomes) share(some int) float64 {
 	if len(all) == 0 {
 		return 0
@@ -96,10 +96,10 @@ func (all outcomes) share(some int) float64 {
 	return float64(some) / float64(len(all))
 }
 
-// never is how long calls took that there were none of: longer than any that is asked for.
+// never is the latency of no calls: longer than any required one.
 const never = time.Duration(math.MaxInt64 / 4)
 
-// p returns a quantile of how long the calls took, such as 0.99.
+// p returns a quantile of the latency, such as 0.99.
 func (all outcomes) p(q float64) time.Duration {
 	if len(all) == 0 {
 		return never
@@ -111,7 +111,7 @@ func (all outcomes) p(q float64) time.Duration {
 	return quantile(took, q)
 }
 
-// lag returns a quantile of how late the load itself was.
+// lag returns a quantile of the load generator's delay.
 func (all outcomes) lag(q float64) time.Duration {
 	lag := make([]time.Duration, len(all))
 	for i, o := range all {
@@ -135,7 +135,7 @@ func boolInt(b bool) int {
 	return 0
 }
 
-// asEnvoy returns the calls as Envoy sees them: it gives up after its time-out.
+// asEnvoy returns the outcomes as Envoy sees them, with its timeout.
 func (all outcomes) asEnvoy() outcomes {
 	seen := make(outcomes, len(all))
 	for i, o := range all {
@@ -147,7 +147,7 @@ func (all outcomes) asEnvoy() outcomes {
 	return seen
 }
 
-// through counts the requests that Envoy would have let pass.
+// through counts the requests that Envoy would have admitted.
 func (all outcomes) through(failureModeDeny bool) (n int) {
 	for _, o := range all {
 		n += boolInt(o.passes(failureModeDeny))
@@ -155,7 +155,7 @@ func (all outcomes) through(failureModeDeny bool) (n int) {
 	return n
 }
 
-// String returns how many ended how, how long they took, and how much of that was the load's own doing.
+// String summarizes kinds, latency, and the load generator's delay.
 func (all outcomes) String() string {
 	counts := map[string]int{}
 	for _, o := range all {
@@ -174,7 +174,7 @@ func (all outcomes) String() string {
 	return fmt.Sprintf("%s, p50 %s, p99 %s, max %s; sent late by %s (p99)", text.String(), ms(all.p(0.5)), ms(all.p(0.99)), ms(all.p(1)), ms(all.lag(0.99)))
 }
 
-// ms writes a time in milliseconds.
+// ms formats a duration in milliseconds.
 func ms(d time.Duration) string {
 	if d == never {
 		return "of no calls"
@@ -182,7 +182,7 @@ func ms(d time.Duration) string {
 	return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond))
 }
 
-// mb writes a size in megabytes.
+// mb formats a size in megabytes.
 func mb(n int64) string { return fmt.Sprintf("%.0f MB", float64(n)/(1<<20)) }
 
 func sumOf(all []int) (sum int) {

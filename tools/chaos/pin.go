@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pin keeps this process on a processor of its own until the check is over, and the processes that it starts from now on on another. A
-// machine with a single processor ends the check.
+// pin moves this process to a processor of its own until the check ends, and new processes to another one. It ends the check on a
+// machine with a single processor.
 func (e *env) pin() {
 	theirs, ours, err := proc.Processors()
 	e.must(err)
@@ -28,7 +28,7 @@ func (e *env) pin() {
 	e.theirs = strconv.Itoa(theirs)
 }
 
-// setAffinity sets where all threads of this process run.
+// setAffinity sets the processors of all threads of this process.
 func setAffinity(set unix.CPUSet) {
 	threads, err := os.ReadDir("/proc/self/task")
 	if err != nil {
@@ -41,16 +41,16 @@ func setAffinity(set unix.CPUSet) {
 	}
 }
 
-// spent returns how long a processor has worked for all processes, and for the machine that it is a part of.
+// spent returns the busy time of a processor, for all processes and its hypervisor.
 func spent(cpu string) time.Duration {
 	return proc.Worked("cpu"+cpu, 0, 1, 2, 5, 6, 7) // user, nice, system, irq, softirq, steal
 }
 
-// othersShare returns a function that returns which share of all processors has since worked for other processes than this
-// one and those that it has started, which must have ended by then.
+// othersShare returns a function that returns the share of all processors that other processes have used since. The children of
+// this process must have ended by then.
 func othersShare() func() float64 {
 	theirs := func() time.Duration {
-		sum := proc.Worked("cpu", 0, 1, 2, 7) // user, nice, system, steal; what the network does belongs to no process
+		sum := proc.Worked("cpu", 0, 1, 2, 7) // user, nice, system, steal; network interrupts belong to no process
 		for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
 			var u unix.Rusage
 			if unix.Getrusage(who, &u) == nil {

@@ -12,18 +12,18 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
-// process is a program whose log is kept.
+// process is a program with a log.
 type process struct {
 	*proc.Server
 
 	e   *env
-	log string // file
+	log string // path
 }
 
-// patience is how long to wait for a program to be ready, or to end.
+// patience bounds the time for a program to become ready or to end.
 const patience = proc.Patience
 
-// rss returns the resident memory of the process in bytes.
+// rss returns the resident memory in bytes.
 func (p *process) rss() int64 {
 	n, err := p.Memory("VmRSS")
 	if err != nil {
@@ -32,7 +32,7 @@ func (p *process) rss() int64 {
 	return n
 }
 
-// fds returns how many files the process has open.
+// fds returns the number of open files.
 func (p *process) fds() int {
 	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.PID()))
 	if err != nil {
@@ -41,7 +41,7 @@ func (p *process) fds() int {
 	return len(all)
 }
 
-// busy returns the CPU time that the process has used.
+// busy returns the CPU time used.
 func (p *process) busy() time.Duration {
 	d, err := proc.Busy(p.PID())
 	if err != nil {
@@ -50,7 +50,7 @@ func (p *process) busy() time.Duration {
 	return d
 }
 
-// peakRSS follows the memory of the process until the returned function is called, which returns the most.
+// peakRSS samples the resident memory until the returned function is called, which returns the maximum in bytes.
 func (p *process) peakRSS() func() int64 {
 	done, peak := make(chan struct{}), make(chan int64)
 	go func() {
@@ -70,7 +70,7 @@ func (p *process) peakRSS() func() int64 {
 	return func() int64 { close(done); return <-peak }
 }
 
-// process returns a process whose log is kept and which ends with the check. It is not started.
+// process returns a process with a log, which ends with the check. It is not started.
 func (e *env) process(name, program string, args ...string) *process {
 	e.mu.Lock()
 	e.n++
@@ -87,7 +87,7 @@ func (e *env) process(name, program string, args ...string) *process {
 	return p
 }
 
-// output runs a command and returns what it prints. It ends with ctx, and with it whatever it has started.
+// output runs a command and returns its output. The command and its children end with ctx.
 func output(ctx context.Context, program string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.SysProcAttr = proc.EndWithParent()
@@ -98,7 +98,7 @@ func output(ctx context.Context, program string, args ...string) (string, error)
 	return string(out), err
 }
 
-// sleep waits for d, or until ctx is done, which is the error.
+// sleep waits for d, or returns the error of ctx if that is done first.
 func sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():
@@ -108,7 +108,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// poll calls f every 10 ms until it returns true, and returns how long that took; longest is how long it tries.
+// poll calls f every 10 ms until it returns true, for at most most. It returns the elapsed time.
 func poll(ctx context.Context, most time.Duration, f func() bool) (time.Duration, bool) {
 	begin := time.Now()
 	for !f() {

@@ -12,16 +12,17 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
-// The results of a page are between these lines.
+// Markers around the results of a page.
 const (
 	pageBegin = "<!-- results: written by make chaos WRITE=1 -->\n"
 	pageEnd   = "<!-- end of results -->"
 )
 
-// measurementsName is the file in notes beside the page that has what was measured.
+// measurementsName is the name of the file with the measurements, in notes beside the page.
 const measurementsName = "chaos-results.md"
 
-// writable says why results could not be written into the page, before a quarter of an hour is spent on them.
+// writable returns an error if the results cannot be written to the page. It is called before the checks, which take a quarter of
+// an hour.
 func (c *config) writable() error {
 	switch {
 	case c.page == "":
@@ -40,7 +41,7 @@ func (c *config) writable() error {
 	return err
 }
 
-// around returns what a page has before its results, and after them.
+// around returns the text of a page before and after its results.
 func around(page string) (before, after string, err error) {
 	text, err := os.ReadFile(page)
 	if err != nil {
@@ -54,8 +55,8 @@ func around(page string) (before, after string, err error) {
 	return before, after, nil
 }
 
-// publish puts a table of results into the page, after when, where and with what they were measured, and the measurements into
-// the note beside it.
+// publish writes the table of results to the page, below the date, the machine, and the versions, and the measurements to the
+// note beside it.
 func (c *config) publish(ctx context.Context, at time.Time, counts string, all []played) error {
 	commit, compiler, err := proc.Built(c.server)
 	if err != nil {
@@ -82,16 +83,16 @@ func (c *config) publish(ctx context.Context, at time.Time, counts string, all [
 	}
 	begin := fmt.Sprintf("On %s, on %s, with seed %d,\n%s.\nVersions: %s.\n", at.UTC().Format(time.DateOnly), proc.ThisMachine(), c.seed, counts, with)
 	page := fmt.Sprintf("%s%s\n%s\n%s\n%s%s", before, pageBegin, begin, table, pageEnd, after)
-	if err := os.WriteFile(c.page, []byte(page), 0o600); err != nil { // it exists, and keeps its mode
+	if err := os.WriteFile(c.page, []byte(page), 0o600); err != nil { // it exists and keeps its mode
 		return err
 	}
 	note := "# What the checks measured\n\n<!-- written by make chaos WRITE=1 -->\n\n" + begin +
 		"A figure in bold is not met. [reliability.md](../" + filepath.Base(c.page) + ") explains how the checks measure.\n" + sections.String()
 	if c.peer != "" {
-		note = strings.ReplaceAll(note, c.peer, "the other server") // where an error names it
+		note = strings.ReplaceAll(note, c.peer, "the other server") // errors may contain the path
 	}
 	return os.WriteFile(c.note(), []byte(note), 0o644)
 }
 
-// note returns the file for the measurements.
+// note returns the path of the measurements.
 func (c *config) note() string { return filepath.Join(filepath.Dir(c.page), "notes", measurementsName) }

@@ -20,15 +20,14 @@ type store struct {
 	addr string
 }
 
-// redis starts a Redis without persistence, with options such as "--maxmemory", "1mb". Its port stays the same when it is
-// killed and started again.
+// redis starts a Redis without persistence, with options such as "--maxmemory", "1mb". It keeps its port across restarts.
 func (e *env) redis(ctx context.Context, options ...string) *store {
 	r := e.redisAt(e.port(ctx), options...)
 	e.must(r.Start(ctx))
 	return r
 }
 
-// redisAt returns a Redis that is not started yet.
+// redisAt returns a Redis that is not started.
 func (e *env) redisAt(port string, options ...string) *store {
 	dir := filepath.Join(e.dir, "redis"+port)
 	e.must(os.MkdirAll(dir, 0o700))
@@ -38,7 +37,7 @@ func (e *env) redisAt(port string, options ...string) *store {
 	}, options...)...)
 }
 
-// store returns a Redis or a sentinel that is not started yet.
+// store returns a Redis or a sentinel that is not started.
 func (e *env) store(name, port string, args ...string) *store {
 	r := &store{process: e.process(name, e.config.redis, args...), addr: "127.0.0.1:" + port}
 	r.Client = redis.NewClient(&redis.Options{Addr: r.addr, DisableIdentity: true, Protocol: 2})
@@ -52,21 +51,21 @@ func (e *env) store(name, port string, args ...string) *store {
 	return r
 }
 
-// follow makes the node a replica of another one.
+// follow makes the node a replica of master.
 func (r *store) follow(ctx context.Context, master *store) {
 	host, port, _ := strings.Cut(master.addr, ":")
 	r.e.must(r.Do(ctx, "REPLICAOF", host, port).Err())
 }
 
-// sentinels is a master with replicas, and the sentinels that watch it.
+// sentinels is a master with replicas and sentinels.
 type sentinels struct {
 	e     *env
-	nodes []*store // the first is the master at first
+	nodes []*store // initially the first is the master
 	all   []*store
 	url   string // REDIS_URL, for REDIS_TYPE=sentinel
 }
 
-// sentinel starts a master with replicas, and three sentinels that take it for down after half a second.
+// sentinel starts a master with replicas, and three sentinels that declare it down after half a second.
 func (e *env) sentinel(ctx context.Context, replicas int) *sentinels {
 	const quorum, watchers = 2, 3
 	s := &sentinels{e: e, url: "mymaster"}
@@ -94,7 +93,7 @@ func (e *env) sentinel(ctx context.Context, replicas int) *sentinels {
 	return s
 }
 
-// master returns the node that the sentinels take for the master; nil if they know none.
+// master returns the current master according to the sentinels, or nil if they know none.
 func (s *sentinels) master(ctx context.Context) *store {
 	for _, w := range s.all {
 		at, _ := w.Do(ctx, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster").StringSlice()
@@ -110,16 +109,16 @@ func (s *sentinels) master(ctx context.Context) *store {
 // shards is a Redis Cluster.
 type shards struct {
 	e     *env
-	nodes []*store // masters first, then the replica of each, if they have one
+	nodes []*store // masters, then the replica of each, if any
 	url   string   // REDIS_URL, for REDIS_TYPE=cluster
-	n     int      // masters
+	n     int      // number of masters
 }
 
-// slots is how many slots a cluster has.
+// slots is the number of slots in a cluster.
 const slots = 16384
 
-// cluster starts a cluster of masters, each with a replica if replicated, that share the slots evenly, and take a node
-// for dead after half a second.
+// cluster starts masters that share the slots evenly, each with a replica if replicated. A node counts as down after half a
+// second.
 func (e *env) cluster(ctx context.Context, masters int, replicated bool) *shards {
 	c := &shards{e: e, n: masters}
 	count := masters
@@ -128,7 +127,7 @@ func (e *env) cluster(ctx context.Context, masters int, replicated bool) *shards
 	}
 	var addrs []string
 	for range count {
-		// The bus has a port of its own, which would be 10,000 higher, and may not exist.
+		// By default the port of the bus is 10,000 higher, which may be out of range.
 		bus := e.port(ctx)
 		r := e.redis(ctx, "--cluster-enabled", "yes", "--cluster-node-timeout", "500", "--cluster-port", bus,
 			"--cluster-config-file", "nodes.conf", "--cluster-require-full-coverage", "no")
@@ -150,7 +149,7 @@ func (e *env) cluster(ctx context.Context, masters int, replicated bool) *shards
 	return c
 }
 
-// settle waits until all nodes agree that the cluster is whole, and replicas are in step.
+// settle waits until all nodes agree that the cluster is complete, and replicas are synchronized.
 func (c *shards) settle(ctx context.Context) {
 	for i, n := range c.nodes {
 		c.e.await(ctx, "a whole cluster at "+n.addr, func() bool {
@@ -166,7 +165,7 @@ func (c *shards) settle(ctx context.Context) {
 	c.e.sleep(ctx, 100*time.Millisecond)
 }
 
-// batch is how many keys one command or pipeline is about.
+// batch is the number of keys per command or pipeline.
 const batch = 1000
 
 // keys returns all keys.
@@ -179,7 +178,7 @@ func (r *store) keys(ctx context.Context) (all []string) {
 	return all
 }
 
-// withoutTTL counts the keys that never expire, and all keys.
+// withoutTTL counts the keys without expiry, and all keys.
 func (r *store) withoutTTL(ctx context.Context) (forever, all int) {
 	keys := r.keys(ctx)
 	for some := range slices.Chunk(keys, batch) {

@@ -14,19 +14,19 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// server is a rate-limit service with rules of its own.
+// server is a rate-limit service with its rules.
 type server struct {
 	*process
 
 	proc.Addresses
 
-	dir string // of its rules
+	dir string // directory of its rules
 }
 
-// server returns a server that is not started yet, with rules and additional variables, such as REDIS_URL. What stands on
-// lines of rules that end in #+ only ratelimitd knows: another server does not see them.
+// server returns a server that is not started, with rules and additional variables, such as REDIS_URL. Lines of rules that end in
+// #+ are extensions, which other servers do not get.
 func (e *env) server(ctx context.Context, rules string, vars ...string) *server {
-	dir, err := os.MkdirTemp(e.dir, "rules") // checks may start several at once
+	dir, err := os.MkdirTemp(e.dir, "rules") // checks may start several servers concurrently
 	e.must(err)
 	s := &server{process: e.process("server", e.program), dir: dir}
 	e.must(os.Mkdir(filepath.Join(s.dir, "config"), 0o700))
@@ -37,14 +37,14 @@ func (e *env) server(ctx context.Context, rules string, vars ...string) *server 
 	return s
 }
 
-// startServer returns a server that is ready.
+// startServer starts a server and waits until it is ready.
 func (e *env) startServer(ctx context.Context, rules string, vars ...string) *server {
 	s := e.server(ctx, rules, vars...)
 	e.must(s.Start(ctx))
 	return s
 }
 
-// startServers returns n servers that are ready.
+// startServers starts n servers and waits until they are ready.
 func (e *env) startServers(ctx context.Context, n int, rules string, vars ...string) (all []*server) {
 	for range n {
 		all = append(all, e.startServer(ctx, rules, vars...))
@@ -52,7 +52,7 @@ func (e *env) startServers(ctx context.Context, n int, rules string, vars ...str
 	return all
 }
 
-// serve replaces a file of rules at once.
+// serve atomically replaces a file of rules.
 func (s *server) serve(file, rules string) {
 	var kept strings.Builder
 	for line := range strings.Lines(rules) {
@@ -65,7 +65,7 @@ func (s *server) serve(file, rules string) {
 	s.e.must(os.Rename(tmp, filepath.Join(s.dir, "config", file)))
 }
 
-// dial returns a connection of grpc-go, which ends with the check.
+// dial returns a grpc-go connection, which closes at the end of the check.
 func (s *server) dial(opts ...grpc.DialOption) *grpc.ClientConn {
 	again := backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond}
 	conn, err := grpc.NewClient(s.GRPC, append([]grpc.DialOption{
@@ -78,17 +78,17 @@ func (s *server) dial(opts ...grpc.DialOption) *grpc.ClientConn {
 }
 
 // rls returns a client of the service.
-func (s *server) rls() rlsv3.RateLimitServiceClient { //nolint:ireturn // what is generated
+func (s *server) rls() rlsv3.RateLimitServiceClient { //nolint:ireturn // generated type
 	return rlsv3.NewRateLimitServiceClient(s.dial())
 }
 
-// metrics returns the values of all series, as [proc.Series] does.
+// metrics returns the values of all series; see [proc.Series].
 func (s *server) metrics(ctx context.Context) (map[string]float64, error) {
 	page, err := proc.Get(ctx, "http://"+s.Debug+"/metrics")
 	return proc.Series(page), err
 }
 
-// metric returns the sum of the series of a name.
+// metric returns the sum over the series of a metric.
 func (s *server) metric(ctx context.Context, name string) float64 {
 	all, err := s.metrics(ctx)
 	if err != nil {
@@ -103,8 +103,8 @@ func (s *server) metric(ctx context.Context, name string) float64 {
 	return sum
 }
 
-// health calls /healthcheck, and /livez where there is one, every 100 ms until the returned function is called, which
-// returns how many calls failed or took more than a second, of how many.
+// health calls /healthcheck, and ratelimitd's /livez, every 100 ms until the returned function is called. That returns the number
+// of calls that failed or took more than a second, and of all calls.
 func (s *server) health(ctx context.Context) func() (failed, all int) {
 	ctx, cancel := context.WithCancel(ctx)
 	pages := []string{"/healthcheck", "/livez"}

@@ -15,17 +15,17 @@ import (
 
 const (
 	soakRules   = 1000
-	soakBounded = 20 // keys whose bound is checked
+	soakBounded = 20 // keys whose bounds are checked
 	soakLimit   = 300
 	soakWindow  = time.Minute
-	soakEvery   = 10 * time.Second // a fault
-	soakGrace   = 3 * time.Second  // after a fault, in which there may be errors
-	soakNew     = 1000             // new keys a second
+	soakEvery   = 10 * time.Second // interval of faults
+	soakGrace   = 3 * time.Second  // after a fault, during which errors are permitted
+	soakNew     = 1000             // new keys per second
 	soakLag     = 20 * time.Millisecond
 	soakSlow    = 50 * time.Millisecond
 )
 
-// soaking returns the long run, as a check.
+// soaking returns the long run as a check.
 func soaking(d time.Duration) check {
 	return check{
 		"soak", fmt.Sprintf("%v at half the peak: 3 servers with leases, Sentinel, 1,000 rules, Zipf, 1,000 new keys/s, a fault every 10 s", d),
@@ -35,7 +35,7 @@ func soaking(d time.Duration) check {
 	}
 }
 
-// soak is a long run under way.
+// soak is the state of a long run.
 type soak struct {
 	*env
 
@@ -43,24 +43,24 @@ type soak struct {
 	servers []*server
 	begin   time.Time
 
-	took     [20_000]atomic.Int64 // outside faults, in tenths of a millisecond; the last are all the longer ones
+	took     [20_000]atomic.Int64 // latency outside faults in tenths of a millisecond; the last element has all longer calls
 	calls    atomic.Int64
 	errors   atomic.Int64 // outside faults
 	inFaults atomic.Int64
-	behind   atomic.Int64 // calls that the load itself sent late
+	behind   atomic.Int64 // calls that the load generator sent late
 
 	mu       sync.Mutex
 	faults   []span
-	bounded  map[[2]int64]int // admitted, by key and window
-	failover []span           // in which Redis may have lost what it counted
+	bounded  map[[2]int64]int // admitted hits by key and window
+	failover []span           // periods in which Redis may have lost counters
 	samples  []sample
-	loudest  float64     // log lines a second
-	forever  int         // keys without TTL, at most
-	keys     int         // in Redis, at most
-	slow     map[int]int // calls outside faults that took longer than they should, by the second in which they ended
+	loudest  float64     // maximum log lines per second
+	forever  int         // maximum of keys without TTL
+	keys     int         // maximum of keys in Redis
+	slow     map[int]int // slow calls outside faults, by the second of their end
 }
 
-// span is when a fault was in force; end is zero while it is.
+// span is the period of a fault; end is zero during the fault.
 type span struct {
 	name       string
 	begin, end time.Time
@@ -68,15 +68,15 @@ type span struct {
 
 // sample is the memory of the two servers that are never killed.
 //
-// What is alive is what the collector last found. The heap in use would tell nothing, as it runs up to five times what is
-// alive and back every few seconds: in samples of ten seconds over three minutes that alone is a slope of ± 3 MB/min.
+// alive is the live heap found by the last collection. The heap in use would be useless, because it grows to five times the live
+// heap and shrinks again every few seconds: in samples of ten seconds over three minutes, that alone is a slope of ± 3 MB/min.
 type sample struct {
 	at         time.Duration
-	rss, alive float64 // MB, of both
+	rss, alive float64 // MB, sum of both
 }
 
-// aliveOf returns how many bytes the collector last found alive, given how large it lets the heap grow and by how many per
-// cent, which the server changes.
+// aliveOf returns the live heap found by the last collection in bytes. next is the heap size of the next collection, and percent
+// the permitted growth, which the server changes.
 func aliveOf(next, percent float64) float64 { return next / (1 + percent/100) }
 
 func soakText(round int) string {
@@ -93,7 +93,7 @@ func soakText(round int) string {
 func (e *env) soak(ctx context.Context, d time.Duration) {
 	k := &soak{env: e, bounded: map[[2]int64]int{}, slow: map[int]int{}}
 	k.redis = e.sentinel(ctx, 2)
-	// Keys of one minute must not expire in one moment, which keeps Redis for 22 ms: it is 300 s unless set.
+	// The jitter prevents that all keys of a minute expire simultaneously, which blocks Redis for 22 ms. The default is 300 s.
 	k.servers = e.startServers(ctx, 3, soakText(0), "REDIS_TYPE=sentinel", "REDIS_URL="+k.redis.url, "EXPIRATION_JITTER_MAX_SECONDS=60")
 	before := k.resources(ctx)
 	rate := k.peak(ctx) / 2
@@ -103,7 +103,7 @@ func (e *env) soak(ctx context.Context, d time.Duration) {
 	k.judge(ctx, d, before)
 }
 
-// peak returns how many calls a second all servers answer.
+// peak returns the calls per second that all servers answer.
 func (k *soak) peak(ctx context.Context) float64 {
 	const long = 5 * time.Second
 	var all []*running
@@ -119,10 +119,10 @@ func (k *soak) peak(ctx context.Context) float64 {
 	return float64(answered) / long.Seconds()
 }
 
-// zipf returns requests, of which some come often.
+// zipf returns requests in a Zipf distribution.
 func (k *soak) zipf() (all [][]byte) {
 	for i := range 20_000 {
-		// The n-th most frequent of 1/n: a request stands for as many of the list.
+		// The n-th most frequent key has a weight of 1/n.
 		n := int(math.Exp(k.rand.Float64() * math.Log(soakRules-2)))
 		if i%20 == 0 {
 			all = append(all, request("d", fmt.Sprintf("bound=b%d", i/20%soakBounded)))
@@ -133,11 +133,11 @@ func (k *soak) zipf() (all [][]byte) {
 	return all
 }
 
-// rounds puts load on all servers, and makes faults.
+// rounds runs a load on all servers and injects faults.
 func (k *soak) rounds(ctx context.Context, d time.Duration, rate float64) {
 	mixed := k.zipf()
 	var fresh [][]byte
-	for i := range 2 * soakNew * int(soakWindow/time.Second) { // which are new again when they come again
+	for i := range 2 * soakNew * int(soakWindow/time.Second) { // expired, and thus new, when they repeat
 		fresh = append(fresh, request("d", fmt.Sprintf("new=n%d", i)))
 	}
 	k.begin = time.Now()
@@ -157,26 +157,26 @@ func (k *soak) rounds(ctx context.Context, d time.Duration, rate float64) {
 			k.lookAtKeys(ctx)
 		}
 		f := k.kinds()[k.rand.IntN(len(k.kinds()))]
-		if round < len(k.kinds()) { // each of them once, if there is time
+		if round < len(k.kinds()) { // each fault once, if there is time
 			f = k.kinds()[round]
 		}
 		k.during(f.name, func() { f.do(ctx, round) })
 		k.sleep(ctx, time.Until(next))
 		k.loudest = max(k.loudest, float64(k.logLines()-lines)/3/time.Since(next.Add(-soakEvery)).Seconds())
 	}
-	k.lookAtKeys(ctx) // while there are keys: those of a minute are gone with it
+	k.lookAtKeys(ctx) // before the keys expire with their minute
 	for _, l := range loads {
 		l.stop()
 	}
 }
 
-// lookAtKeys looks for keys that never expire.
+// lookAtKeys counts keys without TTL.
 func (k *soak) lookAtKeys(ctx context.Context) {
 	forever, keys := k.master(ctx).withoutTTL(ctx)
 	k.forever, k.keys = max(k.forever, forever), max(k.keys, keys)
 }
 
-// during makes a fault, and notes when.
+// during runs a fault and records its period.
 func (k *soak) during(name string, do func()) {
 	k.mu.Lock()
 	k.faults = append(k.faults, span{name: name, begin: time.Now()})
@@ -189,7 +189,7 @@ func (k *soak) during(name string, do func()) {
 	k.mu.Unlock()
 }
 
-// faulty says whether a call from one time to another met a fault.
+// faulty reports whether a call between two times overlapped a fault.
 func (k *soak) faulty(from, to time.Time) bool {
 	for _, f := range slices.Backward(k.faults) {
 		if f.end.IsZero() || from.Before(f.end.Add(soakGrace)) {
@@ -203,7 +203,7 @@ func (k *soak) faulty(from, to time.Time) bool {
 	return false
 }
 
-// take counts an outcome. The numbers of requests that are bounded follow from zipf.
+// take counts an outcome. zipf determines the indexes of bounded requests.
 func (k *soak) take(o outcome, what int) {
 	now := time.Now()
 	from := now.Add(-o.took)
@@ -233,7 +233,7 @@ func (k *soak) take(o outcome, what int) {
 	}
 }
 
-// p returns a quantile of how long calls outside faults took.
+// p returns a quantile of the latency outside faults.
 func (k *soak) p(q float64) time.Duration {
 	var all, sum int64
 	for i := range k.took {
@@ -257,7 +257,7 @@ func (k *soak) logLines() (n int) {
 	return n
 }
 
-// sample takes down the memory of those that are never killed.
+// sample records the memory of the servers that are never killed.
 func (k *soak) sample(ctx context.Context) {
 	x := sample{at: time.Since(k.begin)}
 	for _, s := range k.servers[:2] {
@@ -273,7 +273,7 @@ func (k *soak) sample(ctx context.Context) {
 	k.note("RSS %.1f MB, %.1f MB alive, of two servers", x.rss, x.alive)
 }
 
-// resources returns goroutines and files of each server.
+// resources returns the goroutines and open files of each server.
 func (k *soak) resources(ctx context.Context) (all [][2]int) {
 	for _, s := range k.servers {
 		all = append(all, [2]int{int(s.metric(ctx, "go_goroutines")), s.fds()})
@@ -281,9 +281,9 @@ func (k *soak) resources(ctx context.Context) (all [][2]int) {
 	return all
 }
 
-// slope returns by how much memory grows in a minute, from a time on: by least squares through the least of each minute.
-// What a fault piles up in a queue is alive for as long as the queue is, and RSS follows within a minute or two; a leak is
-// what stays when it is calm. Before that time pools, tables and connections grow to their sizes.
+// slope returns the growth of memory per minute after from: least squares through the minimum of each minute. Entries that a
+// fault queues are alive until the queue drains, and RSS follows within a minute or two; a leak remains when it is calm. Before
+// from, pools, tables, and connections reach their sizes.
 func (k *soak) slope(from time.Duration, of func(sample) float64) float64 {
 	least := map[int]float64{}
 	for _, s := range k.samples {
@@ -301,13 +301,13 @@ func (k *soak) slope(from time.Duration, of func(sample) float64) float64 {
 		n, sx, sy, sxx, sxy = n+1, sx+x, sy+y, sxx+x*x, sxy+x*y
 	}
 	if n < 2 {
-		return math.NaN() // which is no pass: too short to tell
+		return math.NaN() // too short to tell; fails the check
 	}
 	return (n*sxy - sx*sy) / (n*sxx - sx*sx)
 }
 
-// broken counts windows in which more was admitted than the limit, once more for each time that Redis may have lost its
-// counters in them.
+// broken counts the windows with more admitted hits than the limit, which is higher by the limit for each possible loss of
+// counters.
 func (k *soak) broken() (n, most int) {
 	for key, admitted := range k.bounded {
 		begin := time.Unix(0, key[1]*int64(soakWindow))

@@ -26,7 +26,7 @@ func (k *soak) kinds() []trouble {
 	}
 }
 
-// master returns the master, which there must be.
+// master returns the master. It ends the check if there is none.
 func (k *soak) master(ctx context.Context) *store {
 	m := k.redis.master(ctx)
 	if m == nil {
@@ -48,7 +48,7 @@ func (k *soak) resetAll(ctx context.Context, _ int) {
 	k.onMaster(ctx, "CLIENT", "KILL", "TYPE", "normal")
 }
 
-// latency has Redis answer up to 200 ms late, again and again.
+// latency delays replies of Redis by up to 200 ms, several times.
 func (k *soak) latency(ctx context.Context, _ int) {
 	for range 4 {
 		k.onMaster(ctx, "DEBUG", "SLEEP", "0.2")
@@ -77,7 +77,7 @@ func (k *soak) reloadBad(ctx context.Context, round int) {
 	k.reloadGood(ctx, round)
 }
 
-// killServer kills the last server, so that the memory of the others can be followed.
+// killServer kills the last server, so that the memory of the others can be sampled.
 func (k *soak) killServer(ctx context.Context, _ int) {
 	s := k.servers[len(k.servers)-1]
 	if s.Died() {
@@ -87,8 +87,8 @@ func (k *soak) killServer(ctx context.Context, _ int) {
 	k.must(s.Start(ctx))
 }
 
-// lost notes that what Redis counts may be lost from now on, until over is called: a master that comes back counts for those who have not
-// heard of the other one yet.
+// lost records a period in which Redis may lose counters, until over is called: a returning master counts for clients that do not
+// know the new one yet.
 func (k *soak) lost() (over func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -101,7 +101,7 @@ func (k *soak) lost() (over func()) {
 	}
 }
 
-// killMaster kills the master, and brings it back as a replica of the next one.
+// killMaster kills the master, and restarts it as a replica of its successor.
 func (k *soak) killMaster(ctx context.Context, _ int) {
 	old := k.master(ctx)
 	if old.Died() {
@@ -117,22 +117,21 @@ func (k *soak) killMaster(ctx context.Context, _ int) {
 	old.follow(ctx, k.master(ctx))
 }
 
-// hang suspends the master for two seconds. In these another one takes over, unless the sentinels do not agree who leads
-// at once, and then this one stays.
+// hang suspends the master for two seconds. Another one takes over, unless the sentinels do not elect a leader in time.
 func (k *soak) hang(ctx context.Context, _ int) {
 	old := k.master(ctx)
 	defer k.lost()()
 	k.must(old.Pause())
 	_ = sleep(ctx, 2*time.Second)
 	k.must(old.Resume())
-	_ = sleep(ctx, time.Second) // what they have begun, they end
+	_ = sleep(ctx, time.Second) // let a failover finish
 	if m := k.redis.settled(ctx); m != old {
 		k.note("%s takes over from %s", m.addr, old.addr)
 		old.follow(ctx, m)
 	}
 }
 
-// clockAhead sets the clock of the server that is killed as well a second ahead for two seconds.
+// clockAhead sets the clock of the last server, which killServer kills, a second ahead for two seconds.
 func (k *soak) clockAhead(ctx context.Context, _ int) {
 	c := k.servers[len(k.servers)-1].clock(ctx)
 	c.set(1)

@@ -10,15 +10,15 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// wire is a proxy between a server and what it connects to.
+// wire is a proxy between a server and its backend.
 type wire struct {
 	*toxiproxy.Proxy
 
 	e    *env
-	addr string // to connect to
+	addr string // address to connect to
 }
 
-// wire returns a proxy to an address, which ends with the check. It listens on loopback.
+// wire returns a proxy on loopback to an address. It closes at the end of the check.
 func (e *env) wire(ctx context.Context, to string) *wire {
 	addr := net.JoinHostPort("127.0.0.1", e.port(ctx))
 	e.mu.Lock()
@@ -32,8 +32,8 @@ func (e *env) wire(ctx context.Context, to string) *wire {
 	return w
 }
 
-// poison makes connections bad in the way that kind names (latency, timeout, reset_peer, slicer, limit_data, bandwidth),
-// from now on, to what comes from Redis. The kind is its name, too.
+// poison adds a toxic of this kind (latency, timeout, reset_peer, slicer, limit_data, bandwidth) to the data from Redis. The kind
+// is also its name.
 func (w *wire) poison(kind string, attributes map[string]any) {
 	text, err := json.Marshal(map[string]any{"name": kind, "type": kind, "stream": "downstream", "attributes": attributes})
 	w.e.must(err)
@@ -41,10 +41,10 @@ func (w *wire) poison(kind string, attributes map[string]any) {
 	w.e.must(err)
 }
 
-// cure takes away what poison did.
+// cure removes a toxic.
 func (w *wire) cure(ctx context.Context, kind string) { w.e.must(w.Toxics.RemoveToxic(ctx, kind)) }
 
-// lead has new connections lead to another address.
+// lead redirects new connections to another address.
 func (w *wire) lead(addr string) {
 	w.Lock()
 	defer w.Unlock()
