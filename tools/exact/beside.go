@@ -10,22 +10,22 @@ import (
 	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
 )
 
-// The limit of besideCallers, and what is asked of it.
+// Constants of besideCallers.
 const (
-	besideRate  = 100 // hits a second, of a token bucket
+	besideRate  = 100 // hits per second of the token bucket
 	besideBurst = 100
-	besideAhead = 1.3 // seconds of the rate, which are E with a hit for each Envoy: what shares are paid ahead, and their tokens
+	besideAhead = 1.3 // permitted excess E in seconds of the rate, plus a hit per Envoy: shares paid in advance, and their tokens
 
 	besideEnvoys = 4
-	besideIdle   = 2   // requests a second of an Envoy
-	besideFlood  = 200 // the same now and then,
+	besideIdle   = 2   // requests per second of an idle Envoy
+	besideFlood  = 200 // requests per second in a flood
 	floodFor     = 4800 * time.Millisecond
 	besideFloods = 4
 	besideBegins = 3 // reports before the first flood
 )
 
-// besideCallers: Envoys that want little and now and then, just after a report, everything, beside callers that want everything all the
-// time. Together they are admitted the burst and the rate × time, and what is paid ahead.
+// besideCallers combines Envoys that are mostly idle, and flood the limit right after some reports, with callers that always ask
+// for everything. Together they may be admitted burst + rate × time + E.
 func besideCallers(t *trial) error {
 	rule := fmt.Sprintf("{key: k, rate_limit: {unit: second, requests_per_unit: %d, burst: %d, algorithm: token_bucket, on_failure: deny, rlqs: true}}", besideRate, besideBurst)
 	if err := t.serve(quotaReplicas, "beside", rule); err != nil {
@@ -53,7 +53,7 @@ func besideCallers(t *trial) error {
 	return nil
 }
 
-// floods makes an Envoy flood the limit just after a report, and pause for so many reports.
+// floods makes an Envoy flood the limit right after a report, and then pause for a number of reports.
 func (e *envoy) floods(ctx context.Context, pause int) {
 	for n := 0; ; n++ {
 		select {
@@ -73,7 +73,7 @@ func (e *envoy) floods(ctx context.Context, pause int) {
 	}
 }
 
-// judgeBeside looks at every span of time.
+// judgeBeside checks every span of time.
 func (t *trial) judgeBeside(w *crowd, begin proof.Micros, how string) {
 	end := now()
 	worst := worstStretch(w.limited(), besideRate)

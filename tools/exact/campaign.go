@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
 )
 
-// String returns the campaign in words.
+// String describes the campaign.
 func (c *campaign) String() string {
 	s := fmt.Sprintf("seed %d", c.seed)
 	if c.seed == 0 {
@@ -25,32 +25,32 @@ func (c *campaign) String() string {
 	return s
 }
 
-// played is a campaign that is over.
+// played is a finished campaign.
 type played struct {
 	*campaign
 
 	events []event
 	rounds []*round
-	jumped proof.Micros // by which the clock was set in the meantime
-	owing  []string     // what is wrong with the leases of replicas
-	leases []leases     // what replicas said of their leases at the end, if nothing died
+	jumped proof.Micros // steps of the wall clock during the campaign
+	owing  []string     // errors in the leases of replicas
+	leases []leases     // lease metrics of replicas at the end, if nothing died
 	named  *named
 }
 
-// event is what was done to a replica.
+// event is a fault of a replica, or a message.
 type event struct {
 	at   proof.Micros
 	text string
 }
 
-// round is a game that is over.
+// round is a finished game.
 type round struct {
 	*table
 
 	calls      []proof.Call
 	excesses   []*proof.Excess
 	mismatches []*proof.Mismatch
-	counted    int // counters that were accounted for
+	counted    int // number of checked counters
 }
 
 // play plays a campaign on new servers.
@@ -98,7 +98,7 @@ func errorOf(ctx context.Context, err error) error {
 	return err
 }
 
-// hash makes games of a campaign differ.
+// hash derives different random numbers for the games of a campaign.
 func hash(s string) uint64 {
 	h := uint64(14695981039346656037)
 	for i := range len(s) {
@@ -107,7 +107,7 @@ func hash(s string) uint64 {
 	return h
 }
 
-// files returns the rules that replica i serves at first.
+// files returns the initial rules of replica i.
 func (c *campaign) files(i int) map[string]string {
 	all := map[string]string{namedDomain: namedRules()}
 	for _, g := range c.games {
@@ -116,7 +116,7 @@ func (c *campaign) files(i int) map[string]string {
 	return all
 }
 
-// env returns the environment of replicas. Where nothing dies nothing may fail either, however busy the machine is.
+// env returns the environment of replicas. Unless replicas die, a long timeout prevents failures on busy machines.
 func (c *campaign) env() []string {
 	env := []string{fmt.Sprintf("NEAR_CACHE_LEASES=%v", c.leases)}
 	if !c.deadly {
@@ -125,8 +125,7 @@ func (c *campaign) env() []string {
 	return env
 }
 
-// patience is how long a client waits for an answer. It is shorter where replicas stand still, so that some answers
-// come too late and others do not.
+// patience is the timeout of clients. It is shorter if replicas are suspended, so that some answers come too late.
 func (c *campaign) patience() time.Duration {
 	if c.deadly {
 		return 700 * time.Millisecond
@@ -134,7 +133,7 @@ func (c *campaign) patience() time.Duration {
 	return 10 * time.Second
 }
 
-// torment kills and stops replicas until the end, and has all of them run then.
+// torment kills and suspends replicas until end. All replicas run afterwards.
 func (c *campaign) torment(ctx context.Context, cl *cluster, end time.Time) (events []event, err error) {
 	d := drawer{rand.New(rand.NewPCG(uint64(c.seed), 2000))}
 	rest := func(most time.Duration) bool {
@@ -171,7 +170,7 @@ func (c *campaign) torment(ctx context.Context, cl *cluster, end time.Time) (eve
 	return events, nil
 }
 
-// settle waits until all leases are refunded, and asks an uninvolved replica how the counters stand.
+// settle waits until all leases are refunded, and then reads the counters through an uninvolved replica.
 func (p *played) settle(ctx context.Context, cl *cluster) error {
 	if p.cool && !p.deadly {
 		if err := p.coolDown(ctx, cl); err != nil {
@@ -200,7 +199,7 @@ func (p *played) settle(ctx context.Context, cl *cluster) error {
 	return p.named.check(ctx, witness)
 }
 
-// coolDown waits until replicas hold no leases, which they return when no call asks any more.
+// coolDown waits until replicas hold no leases. They refund leases once calls stop.
 func (p *played) coolDown(ctx context.Context, cl *cluster) error {
 	const most = 5 * time.Second
 	for i, r := range cl.all {
@@ -224,9 +223,9 @@ func (p *played) coolDown(ctx context.Context, cl *cluster) error {
 	return nil
 }
 
-// check finds what the calls prove.
+// check checks the calls against the bounds.
 func (p *played) check() {
-	if p.jumped < -1000 || p.jumped > 1000 { // times mean nothing
+	if p.jumped < -1000 || p.jumped > 1000 { // timestamps are useless
 		return
 	}
 	var wg sync.WaitGroup

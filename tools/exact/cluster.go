@@ -19,13 +19,13 @@ import (
 type cluster struct {
 	config config
 	redis  *proc.Server
-	addr   string // of redis
+	addr   string // address of redis
 	ports  proc.Ports
 	all    []*replica
 	dir    string
 }
 
-// replica is a ratelimitd with rules of its own.
+// replica is a ratelimitd with its rules.
 type replica struct {
 	*proc.Server
 	proc.Addresses
@@ -34,10 +34,10 @@ type replica struct {
 	operator *grpc.ClientConn // on the admin socket
 	rls      rlsv3.RateLimitServiceClient
 	admin    adminv1.AdminServiceClient
-	dir      string // of its rules
+	dir      string // directory of the rules
 }
 
-// newCluster starts an empty Redis, with arguments beside the usual ones.
+// newCluster starts an empty Redis.
 func newCluster(ctx context.Context, c config, dir string) (*cluster, error) {
 	cl := &cluster{config: c, dir: dir}
 	port, err := cl.ports.Free(ctx)
@@ -53,7 +53,7 @@ func newCluster(ctx context.Context, c config, dir string) (*cluster, error) {
 	return cl, cl.redis.Start(ctx)
 }
 
-// add starts a replica that serves rules, each a file by the name of its domain.
+// add starts a replica with rules by domain.
 func (cl *cluster) add(ctx context.Context, rules map[string]string, env ...string) (*replica, error) {
 	r := &replica{dir: filepath.Join(cl.dir, fmt.Sprintf("replica%d", len(cl.all)+1))}
 	if err := os.MkdirAll(filepath.Join(r.dir, "config"), 0o700); err != nil {
@@ -81,7 +81,7 @@ func (cl *cluster) add(ctx context.Context, rules map[string]string, env ...stri
 	return r, r.Start(ctx)
 }
 
-// dial connects to the ports of a replica, lazily.
+// dial creates lazy connections to a replica.
 func (r *replica) dial(addr, socket string) (err error) {
 	again := backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond}
 	options := []grpc.DialOption{
@@ -107,10 +107,10 @@ func (r *replica) serve(domain, yaml string) error {
 	return os.Rename(file, filepath.Join(r.dir, "config", domain+".yaml"))
 }
 
-// leases is what a replica says about its leases, in hits.
+// leases has a replica's lease metrics, in hits.
 type leases struct{ leased, spent, returned, full, unspent int64 }
 
-// held is what is leased still.
+// held returns the leased hits that are still unspent.
 func (l leases) held() int64 { return l.leased - l.spent - l.returned - l.full - l.unspent }
 
 func (r *replica) leases(ctx context.Context) (leases, error) {
@@ -120,7 +120,7 @@ func (r *replica) leases(ctx context.Context) (leases, error) {
 	return leases{of("leased"), of("spent"), of("returned"), of("full"), of("unspent")}, err
 }
 
-// stop ends all servers, and waits for them.
+// stop kills all servers.
 func (cl *cluster) stop() {
 	for _, r := range cl.all {
 		_, _ = r.conn.Close(), r.operator.Close()

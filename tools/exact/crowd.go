@@ -18,40 +18,41 @@ import (
 	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
 )
 
-// crowd is all who use one limit: fake Envoys, which decide by themselves, and callers, which ask for each hit. It notes what became of
-// their requests.
+// crowd is all clients of one limit: fake Envoys, which decide locally, and callers, which request each hit. It records their
+// requests.
 type crowd struct {
-	domain, key string // the descriptor of the limit is this key, with the value v
+	domain, key string // the descriptor has this key with the value v
 
 	mu     sync.Mutex
 	all    sync.WaitGroup
 	envoys int
-	calls  int // of callers
+	calls  int // by callers
 	hits   []hit
 	events []event // of Envoys
 }
 
-// callers is the number of those who are no Envoys.
+// callers is the client number of all callers.
 const callers = -1
 
-// hit is requests that came at one time.
+// hit is the requests at one time.
 type hit struct {
-	from, to proof.Micros // when they were made, and when they were decided
-	who      int          // an Envoy, from 0, or callers
+	from, to proof.Micros // times of the request and of the decision
+	who      int          // index of an Envoy, or callers
 	admitted int64
 	rejected int64
 	free     bool // the Envoy had no assignment
 }
 
-// envoy is a fake Envoy that reports as often as a real one.
+// envoy is a fake Envoy with the report interval of a real one.
 type envoy struct {
 	*rlqstest.Client
 
 	who      int
-	reported chan struct{} // has room for one report
+	reported chan struct{} // buffers one report
 }
 
-// envoy starts an Envoy at a replica, which makes so many requests a second. Without an assignment it allows them, as a real one does.
+// envoy starts an Envoy on a replica, with a number of requests per second. Without an assignment it allows them, like a real
+// Envoy.
 func (w *crowd) envoy(ctx context.Context, demand float64, r *replica) *envoy {
 	e := &envoy{who: w.envoys, reported: make(chan struct{}, 1)}
 	w.envoys++
@@ -62,7 +63,7 @@ func (w *crowd) envoy(ctx context.Context, demand float64, r *replica) *envoy {
 	return e
 }
 
-// watch notes what happened to an Envoy.
+// watch records an event of an Envoy.
 func (w *crowd) watch(e *envoy, x *rlqstest.Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -86,7 +87,7 @@ func (w *crowd) watch(e *envoy, x *rlqstest.Event) {
 	}
 }
 
-// assignmentText returns an assignment in words.
+// assignmentText formats an assignment.
 func assignmentText(a shares.Assignment) string {
 	if a.Kind != shares.TokenBucket {
 		return fmt.Sprintf("%v for %d s", a.Kind, a.TTL)
@@ -94,10 +95,10 @@ func assignmentText(a shares.Assignment) string {
 	return fmt.Sprintf("%.2f a second, %d tokens, for %d s", float64(a.TokensPerFill)/float64(a.FillInterval), a.MaxTokens, a.TTL)
 }
 
-// callEvery is the time between two calls of a crowd at one replica, or between bunches of them.
+// callEvery is the interval between batches of calls to one replica.
 const callEvery = 5 * time.Millisecond
 
-// call has callers ask a replica for so many hits a second until ctx ends.
+// call starts callers that request demand hits per second from a replica until ctx ends.
 func (w *crowd) call(ctx context.Context, demand float64, r *replica) {
 	w.all.Go(func() {
 		tick := time.NewTicker(callEvery)
@@ -115,11 +116,11 @@ func (w *crowd) call(ctx context.Context, demand float64, r *replica) {
 	})
 }
 
-// ask asks a replica for hits. If there is no answer they may have been admitted, and are not counted.
+// ask requests hits from a replica. Without an answer, they may have been admitted and are not counted.
 func (w *crowd) ask(ctx context.Context, r *replica, hits uint64) {
 	h := hit{from: now(), who: callers}
 	resp, err := r.rls.ShouldRateLimit(ctx, w.request(hits))
-	h.to = now() + 1 // it was rounded down
+	h.to = now() + 1 // now rounds down
 	switch {
 	case err != nil:
 		return
@@ -142,9 +143,9 @@ func (w *crowd) request(hits uint64) *rlsv3.RateLimitRequest {
 }
 
 // count is a sum of hits.
-type count struct{ admitted, rejected, free int64 } // free were admitted without an assignment
+type count struct{ admitted, rejected, free int64 } // free ones were admitted without an assignment
 
-// count returns what became of requests that came and were decided from a time on and before another one, of those whom of says.
+// count sums the requests of selected clients that began at from or later and were decided before to.
 func (w *crowd) count(from, to proof.Micros, of func(who int) bool) (c count) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -162,7 +163,7 @@ func (w *crowd) count(from, to proof.Micros, of func(who int) bool) (c count) {
 	return c
 }
 
-// last returns when the last hit was admitted by an assignment between two times, or the first of them.
+// last returns the time of the last hit before to that an assignment admitted, or from.
 func (w *crowd) last(from, to proof.Micros) proof.Micros {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -179,17 +180,18 @@ func anyone(int) bool      { return true }
 func anEnvoy(who int) bool { return who != callers }
 func aCaller(who int) bool { return who == callers }
 
-// limited returns the hits that the limit is about, and lasts: those that were not free.
+// limited returns the hits that count against the limit, which excludes free ones.
 func (w *crowd) limited() []hit {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(w.hits), func(h hit) bool { return h.free })
 }
 
-// traceEvery is what a line of a trace covers.
+// traceEvery is the period of a line of a trace.
 const traceEvery = proof.Micros(1_000_000)
 
-// trace returns what became of requests between two times, and what Envoys reported and were told. Its times are relative to the first.
+// trace returns a history between two times: admitted and rejected requests, and reports and assignments of Envoys. Times are
+// relative to from.
 func (w *crowd) trace(from, to proof.Micros) []string {
 	var lines []string
 	w.mu.Lock()

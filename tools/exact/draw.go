@@ -10,47 +10,47 @@ import (
 	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
 )
 
-// replicas is how many servers share the Redis.
+// replicas is the number of servers that share the Redis.
 const replicas = 3
 
-// mix says how often a call is of each kind, relative to the others.
+// mix holds the relative frequencies of calls.
 type mix struct {
-	take, look int // by the rule that the replica serves
-	over       int // takes by an override
-	overLook   int // looks by an override
-	peek       int // of the admin API
-	explain    int // the same, by the rule or an override
-	give       int // refunds what was admitted
+	take, look int // by the replica's rule
+	over       int // takes with an override
+	overLook   int // checks without hits, with an override
+	peek       int // Peek of the admin API
+	explain    int // Explain of the admin API, by the rule or an override
+	give       int // refunds of admitted hits
 }
 
-// game is one counter that is played with: settings, and calls of clients.
+// game is one counter with its settings and clients.
 type game struct {
 	domain    string
 	title     string
 	rules     []*rule
-	serve     [replicas]int // the rule that each replica serves at first
+	serve     [replicas]int // index of each replica's initial rule
 	overrides []override
-	reload    time.Duration  // mean time between two reloads of a replica; 0 for none
-	quiet     [replicas]bool // replicas that are asked for no takes
+	reload    time.Duration  // mean time between reloads of a replica; 0 means none
+	quiet     [replicas]bool // replicas without takes
 	clients   int
-	pause     time.Duration // mean time that a client rests between calls
-	most      int64         // the largest cost
-	huge      int64         // a cost that is asked for too, in hugeOdds of 100 calls
+	pause     time.Duration // mean pause of a client between calls
+	most      int64         // maximum cost
+	huge      int64         // another cost, in hugeOdds of 100 calls
 	hugeOdds  int
 	mix       mix
 }
 
-// campaign is what is played at the same time: games on the same three replicas.
+// campaign is a set of games that run concurrently on the same three replicas.
 type campaign struct {
-	seed   int64 // 0 is that of the games of the past
+	seed   int64 // 0 for the games of the past
 	lasts  time.Duration
-	deadly bool // replicas are killed and stopped
+	deadly bool // replicas are killed and suspended
 	leases bool // NEAR_CACHE_LEASES
 	cool   bool // wait until leases are refunded instead of stopping the replicas
 	games  []*game
 }
 
-// gamesAtOnce is how many counters a campaign plays with.
+// gamesAtOnce is the number of games in a campaign.
 const gamesAtOnce = 10
 
 // draw returns the campaign of a seed.
@@ -68,7 +68,7 @@ func draw(seed int64, lasts time.Duration) *campaign {
 	return c
 }
 
-// settle takes leases away from all settings of a campaign without.
+// settle removes leases from all settings of a campaign without leases, and computes derived fields.
 func (c *campaign) settle() {
 	for _, g := range c.games {
 		for _, r := range g.rules {
@@ -85,10 +85,10 @@ func (c *campaign) settle() {
 // drawer draws games.
 type drawer struct{ *rand.Rand }
 
-// odds is true in percent of 100 cases.
+// odds returns true with a probability of percent.
 func (d drawer) odds(percent int) bool { return d.IntN(100) < percent }
 
-// between draws from lo to hi, small numbers as often as large ones.
+// between draws from lo to hi, with a logarithmic distribution.
 func (d drawer) between(lo, hi int64) int64 {
 	x := math.Exp(math.Log(float64(lo)) + d.Float64()*(math.Log(float64(hi)+1)-math.Log(float64(lo))))
 	return min(max(int64(x), lo), hi)
@@ -113,7 +113,7 @@ func (d drawer) game(domain string, a proof.Algorithm) *game {
 	if d.odds(15) {
 		g.huge, g.hugeOdds = d.between(1000, 1_000_000), int(d.between(1, 50))
 	}
-	long := d.odds(50) // windows do not end while the game lasts
+	long := d.odds(50) // windows that do not end during the game
 	first := d.rule(a, long)
 	if (a == proof.FixedWindow || a == proof.TokenBucket) && d.odds(60) {
 		d.heat(g, &first.limits[0])
@@ -129,7 +129,7 @@ func (d drawer) game(domain string, a proof.Algorithm) *game {
 	return g
 }
 
-// heat makes a game one of leases: a large limit, and many calls.
+// heat makes a game suitable for leases: a large limit and many calls.
 func (d drawer) heat(g *game, l *limit) {
 	g.clients, g.pause = 4, time.Duration(1+d.IntN(5))*time.Millisecond
 	l.Hits = d.between(500, 20_000)
@@ -143,7 +143,7 @@ func (d drawer) heat(g *game, l *limit) {
 	}
 }
 
-// settings draws where and how settings alternate.
+// settings draws the alternation of settings.
 func (d drawer) settings(g *game) {
 	for i := range g.serve {
 		g.serve[i] = d.IntN(len(g.rules))
@@ -163,7 +163,7 @@ func (d drawer) settings(g *game) {
 		return
 	}
 	g.mix.over, g.mix.overLook = 5+d.IntN(100), d.IntN(10)
-	if d.odds(30) { // the rule only looks on
+	if d.odds(30) { // the rule only checks without hits
 		g.mix.take, g.mix.look = 0, 5+d.IntN(40)
 	}
 }
@@ -178,7 +178,7 @@ func (d drawer) rule(a proof.Algorithm, long bool) *rule {
 	from := []proof.Algorithm{
 		proof.FixedWindow, proof.SlidingWindow, proof.SlidingLog, proof.TokenBucket, proof.LeakyBucket, proof.Concurrency,
 	}
-	for _, i := range d.Perm(len(from))[:2+d.IntN(2)] { // an algorithm each, so that no two of them share a counter
+	for _, i := range d.Perm(len(from))[:2+d.IntN(2)] { // different algorithms, so that limits share no counter
 		l := d.limit(from[i], long)
 		l.Listed, l.CountRefused = true, false
 		l.settle()
@@ -200,7 +200,7 @@ func (d drawer) limit(a proof.Algorithm, long bool) limit {
 		most = 1000
 	case proof.Concurrency:
 		most = 60
-	case proof.FixedWindow, proof.SlidingWindow, proof.TokenBucket, proof.LeakyBucket: // any
+	case proof.FixedWindow, proof.SlidingWindow, proof.TokenBucket, proof.LeakyBucket: // default
 	}
 	l.Hits = d.between(1, most)
 	switch a {
@@ -216,7 +216,7 @@ func (d drawer) limit(a proof.Algorithm, long bool) limit {
 		l.CountRefused = d.odds(15)
 	case proof.TokenBucket, proof.LeakyBucket:
 		d.bucket(&l, long)
-	case proof.Concurrency: // has no more
+	case proof.Concurrency: // no further parameters
 	}
 	l.settle()
 	if a == proof.FixedWindow || a == proof.TokenBucket && l.Debt == 0 {
@@ -234,7 +234,7 @@ func (d drawer) window(l *limit, long bool) {
 	}
 }
 
-// bucket draws what a bucket has beside its rate.
+// bucket draws the parameters of a bucket other than its rate.
 func (d drawer) bucket(l *limit, long bool) {
 	l.settle()
 	l.Burst = l.Hits
@@ -264,7 +264,7 @@ func (d drawer) bucket(l *limit, long bool) {
 	hasten(l)
 }
 
-// steps has the tokens of l come in steps, if its number of hits allows.
+// steps draws a fill interval if it divides the number of hits.
 func steps(l *limit) {
 	for _, k := range []int64{10, 8, 5, 4, 2} {
 		if l.Hits%k == 0 {
@@ -293,7 +293,7 @@ func (d drawer) variant(r *rule, long bool) *rule {
 	return v
 }
 
-// vary gives l other numbers.
+// vary changes the numbers of l.
 func (d drawer) vary(l *limit, long bool) {
 	was, most := l.Limit, int64(1_000_000)
 	if l.Algorithm == proof.SlidingLog || l.Algorithm == proof.Concurrency {
@@ -312,7 +312,7 @@ func (d drawer) vary(l *limit, long bool) {
 		l.Precision = pick(d, 1, 5, 10)
 	}
 	l.settle()
-	if l.Algorithm == proof.TokenBucket && l.Limit != was { // what does not fit any more
+	if l.Algorithm == proof.TokenBucket && l.Limit != was { // reset parameters that no longer fit
 		l.Initial, l.Fill = l.Burst, 0
 		if !long && d.odds(40) {
 			steps(l)

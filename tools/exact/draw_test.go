@@ -12,18 +12,18 @@ import (
 	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
 )
 
-// seeds is how many campaigns the tests draw.
+// seeds is the number of campaigns that the tests draw.
 const seeds = 300
 
-// TestDraw checks that servers take the rules of every game without a warning, and read them as the checker does, and
-// that a seed gives the same games again.
+// TestDraw checks that servers load the rules of every game without warnings and with the same limits as the checker, and that
+// draw is deterministic.
 func TestDraw(t *testing.T) {
 	t.Parallel()
 	seen := map[proof.Algorithm]int{}
 	for seed := int64(1); seed <= seeds; seed++ {
 		c := draw(seed, time.Second)
 		if !reflect.DeepEqual(c, draw(seed, time.Second)) {
-			t.Fatalf("seed %d draws something else the second time", seed)
+			t.Fatalf("seed %d draws a different campaign the second time", seed)
 		}
 		checkGames(t, c, seen)
 	}
@@ -56,7 +56,7 @@ func checkGames(t *testing.T, c *campaign, seen map[proof.Algorithm]int) {
 	}
 }
 
-// match loads a rule, and matches the game's descriptor.
+// match loads a rule and matches the game's descriptor.
 func match(t *testing.T, r *rule, domain string) descriptors.Match {
 	t.Helper()
 	yaml := r.yaml(domain)
@@ -71,15 +71,15 @@ func match(t *testing.T, r *rule, domain string) descriptors.Match {
 	}
 	m := set.Domain([]byte(domain)).Match(entries)
 	if m.Rule == nil {
-		t.Fatalf("%smatches nothing", yaml)
+		t.Fatalf("%smatches no rule", yaml)
 	}
 	return m
 }
 
-// counters are those of a rule and its overrides: what the checker calls them, and the server.
+// counters maps the checker's counters of a rule and its overrides to the server's.
 type counters map[proof.Counter]engine.Slot
 
-// same checks that the checker's limits are those of the server, and share counters where those do.
+// same checks that the checker and the server have the same limits, and that the same limits share counters.
 func same(t *testing.T, r *rule, s *proof.Setting, limits descriptors.RateLimits, known counters) {
 	t.Helper()
 	if len(s.Limits) != limits.Len() {
@@ -94,19 +94,19 @@ func same(t *testing.T, r *rule, s *proof.Setting, limits descriptors.RateLimits
 		}
 		got.Lease, got.Calendar = 0, proof.Calendar{}
 		if got != want {
-			t.Errorf("%s of %s is\n%+v, for the server it is\n%+v", s.Name, r.text(), got, want)
+			t.Errorf("%s of %s: checker\n%+v, server\n%+v", s.Name, r.text(), got, want)
 		}
 		if calendar := s.Limits[i].Calendar != (proof.Calendar{}); calendar != (l.Calendar != nil) {
-			t.Errorf("%s of %s follows the calendar: %v, for the server: %v", s.Name, r.text(), calendar, !calendar)
+			t.Errorf("%s of %s follows the calendar: checker %v, server %v", s.Name, r.text(), calendar, !calendar)
 		}
 		known[s.Limits[i].Counter()] = l.Slot()
 		for c, slot := range known {
 			if one := c == s.Limits[i].Counter(); one != (slot == l.Slot()) {
-				t.Errorf("%s of %s shares the %s counter: %v, for the server: %v", s.Name, r.text(), c, one, !one)
+				t.Errorf("%s of %s shares the %s counter: checker %v, server %v", s.Name, r.text(), c, one, !one)
 			}
 		}
 	}
 	if strings.Contains(s.Name, "-") {
-		t.Errorf("name %s: a dash separates it from the number of the limit", s.Name)
+		t.Errorf("name %s: a dash is reserved for the number of the limit", s.Name)
 	}
 }

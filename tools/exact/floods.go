@@ -8,23 +8,24 @@ import (
 	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
 )
 
-// The limits of floodWindows, and what is asked of each.
+// Constants of floodWindows.
 const (
-	floodLimit  = 1200 // hits a window
+	floodLimit  = 1200 // hits per window
 	floodEnvoys = 4
-	floodDemand = 100 // requests a second of an Envoy, in a flood
+	floodDemand = 100 // requests per second of an Envoy in a flood
 	floodLasts  = 5 * time.Second
-	floodUses   = 0.7 // of the limit, at least
+	floodUses   = 0.7 // minimum used part of the limit
 
-	floodSettle = 5 * time.Second // before the first window that counts
+	floodSettle = 5 * time.Second // before the first checked window
 
-	grabExcess = 0.025 // of the limit: what Envoys may admit until they are told that callers have taken all of a window
+	grabExcess = 0.025 // part of the limit that Envoys may admit before they learn that callers have used a window
 	grabBefore = 100 * time.Millisecond
 	grabAwake  = 3 * time.Millisecond
 )
 
-// floodWindows: strict windows that Envoys flood for 5 s now and then, while callers ask for everything, and one that Envoys want all the
-// time, while callers take what there is as soon as it begins. No window admits more than the limit, and most of each is used.
+// floodWindows tests strict windows: Envoys flood some for 5 s at intervals, while callers ask for everything. In another one,
+// Envoys want everything, while callers take all hits as soon as the window begins. No window may admit more than the limit, and
+// most of it must be used.
 func floodWindows(t *trial) error {
 	every := []time.Duration{15 * time.Second, 30 * time.Second, 60 * time.Second}
 	var rules []string
@@ -52,7 +53,7 @@ func floodWindows(t *trial) error {
 	return nil
 }
 
-// flood has Envoys flood a limit each so often, beside callers. It returns what they do in words.
+// flood starts Envoys that flood a limit at intervals, and callers. It returns a description.
 func (t *trial) flood(ctx context.Context, w *crowd, begin time.Time, every time.Duration) string {
 	demand, phase := float64(40+t.IntN(61)), t.between(0, every)
 	for _, r := range t.all[:quotaReplicas] {
@@ -65,8 +66,8 @@ func (t *trial) flood(ctx context.Context, w *crowd, begin time.Time, every time
 	return fmt.Sprintf("a flood each %v, first %v before the window, beside %.0f calls a second", every, phase.Round(time.Millisecond), demand)
 }
 
-// grabs has Envoys want everything from a while before the window on, and callers of another replica take what there is as soon as it
-// begins, perhaps before what Envoys were promised in it is debited. It returns that in words.
+// grabs starts Envoys that want everything from before the window, and callers on another replica that request all hits as soon
+// as it begins, possibly before the Envoys' shares are debited. It returns a description.
 func (t *trial) grabs(ctx context.Context, w *crowd, begin time.Time) string {
 	since, late, calls := t.between(5*time.Second, 50*time.Second), t.between(0, time.Millisecond), pick(t.drawer, 1, 4)
 	w.all.Go(func() {
@@ -76,9 +77,9 @@ func (t *trial) grabs(ctx context.Context, w *crowd, begin time.Time) string {
 		}
 		other := t.all[quotaReplicas]
 		t.rest(time.Until(begin.Add(-grabBefore)))
-		w.ask(ctx, other, 0) // which connects
+		w.ask(ctx, other, 0) // connects
 		t.rest(time.Until(begin.Add(late - grabAwake)))
-		for time.Until(begin.Add(late)) > 0 { // which sleeping would miss
+		for time.Until(begin.Add(late)) > 0 { // a sleep would be too late
 		}
 		for range calls {
 			w.all.Go(func() { w.ask(ctx, other, floodLimit/uint64(calls)) })
@@ -87,7 +88,7 @@ func (t *trial) grabs(ctx context.Context, w *crowd, begin time.Time) string {
 	return fmt.Sprintf("Envoys from %v before the window on, and %d calls for all of it %v after it begins", since.Round(time.Millisecond), calls, late)
 }
 
-// swell makes an Envoy flood the limit each so often, once at a time and before and after.
+// swell makes an Envoy flood the limit at intervals, aligned to the time at.
 func (e *envoy) swell(ctx context.Context, at time.Time, every time.Duration) {
 	for ctx.Err() == nil {
 		since := time.Since(at) % every
@@ -108,7 +109,7 @@ func (e *envoy) swell(ctx context.Context, at time.Time, every time.Duration) {
 	}
 }
 
-// judgeWindow looks at what was admitted in a window.
+// judgeWindow checks the hits that a window admitted.
 func (t *trial) judgeWindow(w *crowd, begin proof.Micros, how string) {
 	end := begin + window
 	envoys, asked := w.count(begin, end, anEnvoy), w.count(begin, end, aCaller)
@@ -116,7 +117,7 @@ func (t *trial) judgeWindow(w *crowd, begin proof.Micros, how string) {
 	t.says("%s: %d of %d, Envoys %d and %d more without an assignment, callers %d", how, sum, floodLimit, envoys.admitted, envoys.free, asked.admitted)
 	wrong := len(t.wrong)
 	most := int64(floodLimit)
-	if asked.admitted == floodLimit { // callers have taken all of the window, perhaps before anything was debited for Envoys
+	if asked.admitted == floodLimit { // callers used all of the window, possibly before the debit for Envoys
 		most += grabExcess * floodLimit
 	}
 	if sum > most {

@@ -15,15 +15,15 @@ import (
 	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
 )
 
-// table is a game being played: its settings, and the servers.
+// table is a running game: its settings and servers.
 type table struct {
 	*game
 
 	on       []*replica
 	rules    map[string]*proof.Setting // by name
 	every    []*proof.Setting          // all rules
-	over     [][]*proof.Setting        // what each override may become
-	patience time.Duration             // the longest that a client waits for an answer
+	over     [][]*proof.Setting        // settings that each override may result in
+	patience time.Duration             // timeout of clients
 }
 
 func newTable(g *game, on []*replica, patience time.Duration) *table {
@@ -43,7 +43,7 @@ func newTable(g *game, on []*replica, patience time.Duration) *table {
 	return t
 }
 
-// play plays until the end, and returns every call.
+// play plays until end, and returns all calls.
 func (t *table) play(ctx context.Context, seed uint64, end time.Time) []proof.Call {
 	var wg sync.WaitGroup
 	clients := make([]*client, t.clients)
@@ -68,7 +68,7 @@ func (t *table) play(ctx context.Context, seed uint64, end time.Time) []proof.Ca
 	return all
 }
 
-// alternate has replicas serve other rules now and then.
+// alternate makes replicas serve other rules from time to time.
 func (t *table) alternate(d drawer, end time.Time) {
 	for {
 		rest := time.Duration(d.ExpFloat64() * float64(t.reload))
@@ -78,19 +78,19 @@ func (t *table) alternate(d drawer, end time.Time) {
 		time.Sleep(rest)
 		r, to := t.on[d.IntN(len(t.on))], pick(d, t.game.rules...)
 		if err := r.serve(t.domain, to.yaml(t.domain)); err != nil {
-			return // the directory is gone: the run was ended
+			return // the directory was removed at the end of the run
 		}
 	}
 }
 
-// client calls, one call after the other.
+// client makes one call after the other.
 type client struct {
 	*table
 	drawer
 
 	calls  []proof.Call
 	owners []string
-	has    map[string]int64 // what was admitted and can be refunded, by owner
+	has    map[string]int64 // admitted hits that can be refunded, by owner
 }
 
 func (c *client) run(ctx context.Context, end time.Time) {
@@ -98,13 +98,13 @@ func (c *client) run(ctx context.Context, end time.Time) {
 		c.step(ctx)
 		rest := time.Duration(c.ExpFloat64() * float64(c.pause))
 		if c.odds(1) {
-			rest += time.Duration(c.IntN(800)) * time.Millisecond // so that leases cool down
+			rest += time.Duration(c.IntN(800)) * time.Millisecond // lets leases cool down
 		}
 		time.Sleep(min(rest, max(time.Until(end), 0)))
 	}
 }
 
-// step draws a call and makes it.
+// step draws and makes a call.
 func (c *client) step(ctx context.Context) {
 	m := &c.mix
 	n := c.IntN(m.take + m.look + m.over + m.overLook + m.peek + m.explain + m.give)
@@ -147,7 +147,7 @@ func (c *client) step(ctx context.Context) {
 	}
 }
 
-// loud sends a take to a replica that is asked for takes.
+// loud redirects a take to a replica that is not quiet.
 func (c *client) loud(a ask) ask {
 	for c.quiet[a.replica] {
 		a.replica = (a.replica + 1) % replicas // the first is never quiet
@@ -164,7 +164,7 @@ func (c *client) refund(ctx context.Context, a ask) {
 	c.call(ctx, c.loud(a))
 }
 
-// ask is what a call asks for.
+// ask describes a call.
 type ask struct {
 	replica int
 	over    int // index of an override, or −1
@@ -182,7 +182,7 @@ func (t *table) entries(owner string) []*commonv3.RateLimitDescriptor_Entry {
 	return all
 }
 
-// call asks ShouldRateLimit, and notes what became of it.
+// call calls ShouldRateLimit and records the call.
 func (c *client) call(ctx context.Context, a ask) {
 	d := &commonv3.RateLimitDescriptor{
 		Entries: c.entries(a.owner), HitsAddend: wrapperspb.UInt64(uint64(a.hits)), IsNegativeHits: a.give,
@@ -204,14 +204,14 @@ func (c *client) call(ctx context.Context, a ask) {
 	resp, err := c.on[a.replica].rls.ShouldRateLimit(ctx, &rlsv3.RateLimitRequest{
 		Domain: c.domain, Descriptors: []*commonv3.RateLimitDescriptor{d},
 	})
-	n.Done = now() + 1 // it was rounded down
+	n.Done = now() + 1 // now rounds down
 	if err == nil && len(resp.GetStatuses()) == 1 {
 		c.answered(&n, a, resp)
 	}
 	c.calls = append(c.calls, n)
 }
 
-// answered notes in n what the answer tells.
+// answered records the answer in n.
 func (c *client) answered(n *proof.Call, a ask, resp *rlsv3.RateLimitResponse) {
 	status := resp.GetStatuses()[0]
 	n.Outcome = proof.Admitted
@@ -226,7 +226,7 @@ func (c *client) answered(n *proof.Call, a ask, resp *rlsv3.RateLimitResponse) {
 		n.Under = c.over[a.over]
 	}
 	if n.Outcome == proof.Admitted && n.Kind == proof.Take {
-		if a.over < 0 { // what was refunded by a rule may be another counter's
+		if a.over < 0 { // after an override, a refund by the rule may go to another counter
 			c.took(a)
 		}
 		meta := resp.GetDynamicMetadata().GetFields()["descriptors"].GetListValue().GetValues()
@@ -239,7 +239,7 @@ func (c *client) answered(n *proof.Call, a ask, resp *rlsv3.RateLimitResponse) {
 	}
 }
 
-// took notes what can be refunded.
+// took records hits that can be refunded.
 func (c *client) took(a ask) {
 	if a.owner != "" {
 		c.has[a.owner] = max(c.has[a.owner], a.hits)

@@ -10,22 +10,22 @@ import (
 	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
 )
 
-// line is one event in a printed history.
+// line is an event in a printed history.
 type line struct {
 	from, to proof.Micros
-	replica  string // that was called; empty if it does not matter
+	replica  string // called replica; empty if irrelevant
 	text     string
 	hits     int64
 	weight   weight
 }
 
-// weight is how much an event matters. Where there are many, those of little weight are left out.
+// weight is the importance of an event. Long histories omit events of low weight.
 type weight uint8
 
 const (
-	reads  weight = iota // it should have changed nothing
-	writes               // it may have
-	counts               // its hits are among those that are too many
+	reads  weight = iota // should not have changed anything
+	writes               // may have written
+	counts               // its hits are part of the excess
 )
 
 func weightOf(c *proof.Call) weight {
@@ -35,10 +35,10 @@ func weightOf(c *proof.Call) weight {
 	return writes
 }
 
-// mostLines is how many lines of a history are printed, if that can be done without leaving out what counts.
+// mostLines is the maximum number of printed lines, unless more lines count.
 const mostLines = 40
 
-// callText returns a call in words, without its hits.
+// callText describes a call without its hits.
 func callText(c *proof.Call) string {
 	what := [...]string{proof.Take: "take", proof.Peek: "look", proof.Refund: "refund"}[c.Kind]
 	if c.Note != "" {
@@ -94,7 +94,7 @@ func printLines(w io.Writer, lines []line, zero proof.Micros) {
 	}
 }
 
-// merged is a line for several that say the same, one after the other.
+// merged is a line for consecutive equal lines.
 type merged struct {
 	line
 

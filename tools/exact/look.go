@@ -18,7 +18,7 @@ func (t *table) names(owner string) []*adminv1.Entry {
 	return all
 }
 
-// looked notes a call of the admin API, which spends nothing.
+// looked records a call of the admin API, which consumes nothing.
 func (c *client) looked(a ask, note string, call func() error) {
 	n := proof.Call{Replica: a.replica + 1, Kind: proof.Peek, Note: note, Owner: a.owner, Under: c.every, Sent: now()}
 	if a.over >= 0 {
@@ -49,7 +49,7 @@ func (c *client) explain(ctx context.Context, a ask) {
 	})
 }
 
-// question asks how the counter stands, by the rule or by an override.
+// question returns a request for the state of the counter, by the rule or an override.
 func (t *table) question(a ask) *adminv1.ExplainRequest {
 	hits := uint64(a.hits)
 	d := &adminv1.Descriptor{Entries: t.names(a.owner), HitsAddend: &hits}
@@ -61,8 +61,8 @@ func (t *table) question(a ask) *adminv1.ExplainRequest {
 	return &adminv1.ExplainRequest{Domain: t.domain, Descriptors: []*adminv1.Descriptor{d}}
 }
 
-// account compares what witness, a replica that has answered no call, says of the game's counters with what calls have
-// spent. The rule that witness serves is the game's widest.
+// account compares the game's counters, as read through witness, with calls. witness is a replica that has answered no call and
+// serves the game's widest rule.
 func (t *table) account(ctx context.Context, witness *replica, calls []proof.Call, lost bool) (all []*proof.Mismatch, counted int, err error) {
 	wide := t.widest()
 	seen := map[proof.Counter]bool{}
@@ -81,7 +81,7 @@ func (t *table) account(ctx context.Context, witness *replica, calls []proof.Cal
 		}
 		s.Done = now() + 1
 		e := answer.GetDescriptors()[0]
-		if over >= 0 && !e.GetIsOverride() { // the rule cannot take it
+		if over >= 0 && !e.GetIsOverride() { // the rule does not support the override
 			continue
 		}
 		i := int(e.GetCounter().GetStrictest())
@@ -105,7 +105,7 @@ func (t *table) account(ctx context.Context, witness *replica, calls []proof.Cal
 	return all, counted, nil
 }
 
-// widest returns the rule by which most is left, so that as little as possible is hidden.
+// widest returns the rule that leaves the most hits, so that the least is hidden.
 func (t *table) widest() *rule {
 	wide := t.game.rules[0]
 	for _, r := range t.game.rules {

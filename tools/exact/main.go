@@ -1,13 +1,13 @@
-// Command exact is an adversary of ratelimitd: it tries to have more admitted than docs/algorithms.md says, and to lose
-// hits. It starts three replicas and one Redis, plays random campaigns of gRPC calls on them (every algorithm, settings
-// that differ between replicas and change back and forth, overrides, looks, refunds, leases, reservations whose names
-// clients repeat, replicas that die or stand still), and reports only what the history of calls proves; see package proof.
-// Where nothing dies, it also compares what the counters have spent with what was admitted. Before that it plays scenes, of
-// which the page tells every answer, on such replicas and on a server with counters in memory; and it has fake Envoys divide
-// limits, which keep the bound of package shares.
+// Command exact is an adversary of ratelimitd: it tries to get more hits admitted than docs/algorithms.md permits, and to lose
+// hits. It starts three replicas and one Redis, and plays random campaigns of gRPC calls: every algorithm, settings that differ
+// between replicas and alternate, overrides, checks without hits, refunds, leases, reservations with repeated names, and replicas
+// that die or are suspended. It reports only what the history of calls proves; see package proof. If no replicas die, it also
+// compares the counters with the admitted hits. Before the campaigns it plays scenes, for which the page defines every answer, on
+// such replicas and on a server with counters in memory. It also makes fake Envoys divide limits, within the bounds of package
+// shares.
 //
-// Everything that is drawn follows from a seed, but what happens depends on the time too: a seed that failed once fails
-// often, not always.
+// All random choices depend on a seed, but results also depend on timing: a seed that failed once often fails again, but not
+// always.
 package main
 
 import (
@@ -22,18 +22,18 @@ import (
 	"time"
 )
 
-// config says what to run and for how long.
+// config holds the options.
 type config struct {
-	server, redis string // programs
-	seed          int64  // of the campaign to repeat; any other if negative
-	quotas        int64  // seed of the trials of RLQS to play, and nothing else; any other, with all the rest, if negative
+	server, redis string // paths
+	seed          int64  // of the campaign to repeat; negative means random campaigns
+	quotas        int64  // seed for only the trials of RLQS; negative means a random seed, and everything else too
 	length        time.Duration
-	each          time.Duration // how long a campaign lasts
+	each          time.Duration // length of a campaign
 	stdout        io.Writer
 	stderr        io.Writer
 }
 
-// errFound says that something was wrong with the server.
+// errFound means that the server violated a bound.
 var errFound = errors.New("found what must not be; see above")
 
 func main() {
@@ -69,8 +69,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return c.attack(ctx)
 }
 
-// attack plays one campaign after the other until the time is over: the one to repeat, or what went wrong in the past
-// and then others.
+// attack plays campaigns until the time is over: the one to repeat, or the past one followed by random ones.
 func (c *config) attack(ctx context.Context) error {
 	end := time.Now().Add(c.length)
 	seed := max(c.seed, 0)
@@ -105,10 +104,10 @@ func (c *config) attack(ctx context.Context) error {
 	return sum.err()
 }
 
-// someSeed returns any seed.
+// someSeed returns a random seed.
 func someSeed() int64 { return 1 + rand.Int64N(1_000_000_000) }
 
-// try plays a campaign and reports what is wrong.
+// try plays a campaign and reports violations.
 func (c *config) try(ctx context.Context, k *campaign, sum *tally) error {
 	dir, err := os.MkdirTemp("", "exact")
 	if err != nil {

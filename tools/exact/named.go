@@ -17,15 +17,15 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// The game of named reservations.
+// Constants of the game of named reservations.
 const (
 	namedDomain = "named"
 	estimate    = 400
-	begins      = 40                     // percent of the steps of a client that begin a stream
-	tenantFor   = 400 * time.Millisecond // after which clients turn to another tenant
+	begins      = 40                     // percentage of steps that begin a stream
+	tenantFor   = 400 * time.Millisecond // time until clients use another tenant
 )
 
-// budgets returns the limits of tenants by the key of their rule. Those of tight budgets reach them.
+// budgets returns the limits of tenants by the key of their rule. Tenants exhaust the tight ones.
 func budgets() map[string]int64 {
 	return map[string]int64{"tight window": 20_000, "tight sliding": 20_000, "window": 4_000_000_000, "sliding": 4_000_000_000}
 }
@@ -45,9 +45,9 @@ func namedRules() string {
 	return b.String()
 }
 
-// named is a game of reservations whose names are entries of requests. Streams reserve, settle, settle at nothing or never come back, and
-// hostile clients repeat names and charge unknown ones. What a tenant has spent must be what docs/llm-budgets.md says of each call, and
-// no more than the budget, but for what exceeds estimates and what repeated names are charged.
+// named is a game of reservations named by entries of requests. Streams reserve, settle, settle at zero, or never return. Hostile
+// clients repeat names and charge unknown ones. A tenant's spent hits must match docs/llm-budgets.md for each call. They must not
+// exceed the budget except for costs above estimates and charges of repeated names.
 type named struct {
 	on       []*replica
 	patience time.Duration
@@ -59,24 +59,24 @@ type named struct {
 	wrong   []string
 }
 
-// tenant is a counter: the key of its rule and its value.
+// tenant identifies a counter by the key of its rule and its value.
 type tenant struct{ key, value string }
 
-// account is what calls have spent of a tenant's budget, as far as it is known.
+// account is the spent part of a tenant's budget, as far as calls determine it.
 type account struct {
-	least, most int64 // spent
-	beyond      int64 // allowed beyond the budget: what exceeded estimates, or was charged without a reservation
-	late        int64 // what hostile clients have charged
+	least, most int64 // bounds of the spent hits
+	beyond      int64 // permitted hits beyond the budget: costs above estimates, and charges without a reservation
+	late        int64 // charges by hostile clients
 	streams     int
 }
 
-// outcome is a state that a name may be in, and what it has spent by then.
+// outcome is a possible state of a name, with the hits spent so far.
 type outcome struct {
 	open  bool
 	ended bool
-	due   int64 // settlements of an ended name that are charged
+	due   int64 // settlements of an ended name that are still charged
 	spent int64
-	over  int64 // the part of spent that may be beyond the budget
+	over  int64 // part of spent that may exceed the budget
 }
 
 // ask returns the state after a call without hits that was answered OK or not.
@@ -112,19 +112,20 @@ func (o outcome) charge(hits int64) outcome {
 	return o
 }
 
-// stream is a request of a client, by the name of its reservation.
+// stream is a client's request, identified by the name of its reservation.
 type stream struct {
 	tenant  tenant
 	name    string
 	state   outcome
-	others  []outcome // what the state may be too, since a call was not answered
+	others  []outcome // alternative states after a call without an answer
 	hostile bool
 }
 
-// known reports whether all calls of s were answered. Otherwise none must follow: the last one may still be carried out after it.
+// known reports whether all calls of s were answered. If not, no further call is made, because the last one may still take
+// effect.
 func (s *stream) known() bool { return s.others == nil }
 
-// play plays until the end.
+// play plays until end.
 func (g *named) play(ctx context.Context, seed uint64, end time.Time) {
 	g.begun, g.tenants = time.Now(), map[tenant]*account{}
 	var wg sync.WaitGroup
@@ -135,7 +136,7 @@ func (g *named) play(ctx context.Context, seed uint64, end time.Time) {
 	wg.Wait()
 }
 
-// client begins streams and goes on with them, in any order, until the end. What is open then stays open.
+// client begins and continues streams, in random order, until end. Open streams stay open.
 func (g *named) client(ctx context.Context, d drawer, number int, end time.Time) {
 	var open []*stream
 	for n := 0; time.Now().Before(end) && ctx.Err() == nil; n++ {
@@ -161,8 +162,8 @@ func (g *named) client(ctx context.Context, d drawer, number int, end time.Time)
 	}
 }
 
-// begin makes the first call of a stream, and reports whether there is to be another one. A hostile stream may charge a name that has
-// reserved nothing.
+// begin makes the first call of a stream, and reports whether another one follows. A hostile stream may charge a name without a
+// reservation.
 func (g *named) begin(ctx context.Context, d drawer, name string) (s *stream, goesOn bool) {
 	s = &stream{
 		tenant: tenant{pick(d, slices.Sorted(maps.Keys(budgets()))...), fmt.Sprint(int(time.Since(g.begun) / tenantFor))},
@@ -176,7 +177,7 @@ func (g *named) begin(ctx context.Context, d drawer, name string) (s *stream, go
 	return s, s.known() && (ok || s.hostile) && !d.odds(5) // some have no second call
 }
 
-// again makes a further call of a stream, and reports whether there is to be another one.
+// again makes another call of a stream, and reports whether another one follows.
 func (g *named) again(ctx context.Context, d drawer, s *stream) (goesOn bool) {
 	switch {
 	case s.hostile && d.odds(60):
@@ -202,7 +203,7 @@ func (g *named) ask(ctx context.Context, d drawer, s *stream) bool {
 	return ok
 }
 
-// charge makes a call with hits. What is charged without a reservation is bounded, so that no counter reaches twice its limit, from where
+// charge makes a call with hits. Charges without a reservation are bounded, so that no counter reaches twice its limit, at which
 // hits are dropped.
 func (g *named) charge(ctx context.Context, d drawer, s *stream, hits int64) {
 	next := s.state.charge(hits)
@@ -225,7 +226,7 @@ func (g *named) charge(ctx context.Context, d drawer, s *stream, hits int64) {
 	}
 }
 
-// account returns the account of a tenant. The mutex is held.
+// account returns the account of a tenant. g.mu must be held.
 func (g *named) account(t tenant) *account {
 	a := g.tenants[t]
 	if a == nil {
@@ -235,7 +236,7 @@ func (g *named) account(t tenant) *account {
 	return a
 }
 
-// end notes what a stream has spent.
+// end adds the spent hits of a stream to its tenant.
 func (g *named) end(s *stream) {
 	least, most, beyond := s.state.spent, s.state.spent, s.state.over
 	for _, o := range s.others {
@@ -250,7 +251,7 @@ func (g *named) end(s *stream) {
 	a.streams++
 }
 
-// call asks any replica.
+// call calls a random replica.
 func (g *named) call(ctx context.Context, d drawer, s *stream, hits int64) (ok, answered bool) {
 	ctx, cancel := context.WithTimeout(ctx, g.patience)
 	defer cancel()
@@ -269,7 +270,7 @@ func (g *named) call(ctx context.Context, d drawer, s *stream, hits int64) (ok, 
 	return resp.GetOverallCode() == rlsv3.RateLimitResponse_OK, err == nil
 }
 
-// check compares what witness, a replica that has answered no call, says of the budgets with what calls have spent.
+// check compares the budgets, as read through witness, with the spent hits. witness is a replica that has answered no call.
 func (g *named) check(ctx context.Context, witness *replica) error {
 	for t, a := range g.tenants {
 		answer, err := witness.admin.Explain(ctx, &adminv1.ExplainRequest{
@@ -295,7 +296,7 @@ func (g *named) check(ctx context.Context, witness *replica) error {
 	return nil
 }
 
-// report prints what is wrong.
+// report prints violations.
 func (g *named) report(w io.Writer, p *played, sum *tally) {
 	for _, text := range g.wrong {
 		fmt.Fprintf(w, "FOUND in %s: named reservations: %s\n", p.campaign, strings.TrimSpace(text))

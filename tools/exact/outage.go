@@ -11,31 +11,32 @@ import (
 	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
 )
 
-// The limit of withoutStore, and what is asked of it.
+// Constants of withoutStore.
 const (
-	outageLimit  = 600 // hits a minute
+	outageLimit  = 600 // hits per minute
 	outageEnvoys = 2
-	outageDemand = 50 // requests a second of each Envoy
+	outageDemand = 50 // requests per second of each Envoy
 
-	outageFor  = 30 * time.Second // at least
-	outageLast = 20 * time.Second // after the window: what was assigned before has run out
-	answerTime = 2 * time.Second  // within which an Envoy that is new is answered: the question to the store must fail first
+	outageFor  = 30 * time.Second // minimum length
+	outageLast = 20 * time.Second // after the window, when earlier assignments have expired
+	answerTime = 2 * time.Second  // maximum time to answer a new Envoy: the call to the backend must fail first
 
-	returnCalls = 600             // a second, of callers when Redis answers again,
-	returnFor   = 5 * time.Second // for so long
+	returnCalls = 600             // calls per second when Redis answers again
+	returnFor   = 5 * time.Second // duration of these calls
 )
 
-// outage is a time in which Redis does not answer.
+// outage is a period without answers from Redis.
 type outage struct {
 	begin, end proof.Micros
-	edge       proof.Micros // when the window ends that it begins in
-	late       proof.Micros // when new Envoys came
-	spent      int64        // hits that were debited in the window when it began
+	edge       proof.Micros // end of the window in which the outage begins
+	late       proof.Micros // arrival of new Envoys
+	spent      int64        // hits debited in the window before the outage
 }
 
-// withoutStore: Envoys that allow what they have no assignment for divide a strict limit, and Redis hangs or is gone until a while after the
-// window has ended. Under `on_failure: deny` they admit no more than was debited, and then nothing, and new ones are denied. Under
-// `on_failure: allow` all passes then. When Redis answers again, callers want everything at once, and get what is left at most.
+// withoutStore tests Envoys that divide a strict limit and allow requests without an assignment. Redis hangs or dies until after
+// the end of the window. With on_failure: deny they admit at most the debited hits, then none, and new Envoys are denied. With
+// on_failure: allow, everything is admitted then. When Redis answers again, callers ask for everything, and get at most the
+// remaining hits.
 func withoutStore(t *trial) error {
 	rule := func(key string) string {
 		return fmt.Sprintf("{key: %s, rate_limit: {unit: minute, requests_per_unit: %d, on_failure: %[1]s, rlqs: true}}", key, outageLimit)
@@ -46,7 +47,7 @@ func withoutStore(t *trial) error {
 	ctx, cancel := context.WithCancel(t.ctx)
 	defer cancel()
 	deny, allow := t.joins("outage", "deny"), t.joins("outage", "allow")
-	t.rest(t.between(0, 30*time.Second)) // else runs one after another are all as long before the end of the window
+	t.rest(t.between(0, 30*time.Second)) // otherwise consecutive runs all start at the same distance from the end of the window
 	begin := now()
 	for i := range outageEnvoys {
 		for _, w := range t.crowds {
@@ -81,7 +82,7 @@ func withoutStore(t *trial) error {
 	return nil
 }
 
-// comeBack has Redis answer again, while callers ask for everything.
+// comeBack resumes Redis while callers ask for everything.
 func (t *trial) comeBack(ctx context.Context, w *crowd) error {
 	ctx, cancel := context.WithTimeout(ctx, returnFor)
 	defer cancel()
@@ -93,15 +94,15 @@ func (t *trial) comeBack(ctx context.Context, w *crowd) error {
 	return err
 }
 
-// cut ends Redis, or has it hang. Replicas stand still for a few milliseconds meanwhile, so that nothing is debited between the look at it
-// and the end.
+// cut kills or suspends Redis. It suspends the replicas for a few milliseconds, so that nothing is debited between reading the
+// counter and the outage.
 func (t *trial) cut(w *crowd, kill bool) (o outage, err error) {
 	rules := fmt.Sprintf("domain: %s\ndescriptors:\n  - {key: %s, rate_limit: {unit: minute, requests_per_unit: %d}}\n", w.domain, w.key, outageLimit)
 	witness, err := t.add(t.ctx, map[string]string{w.domain: rules}, "NEAR_CACHE_KEYS=0")
 	if err != nil {
 		return o, err
 	}
-	for i := range 3 { // the first one connects, and what replicas have sent comes before the last one
+	for i := range 3 { // the first call connects; calls in flight from replicas arrive before the last one
 		if i == 1 {
 			for _, r := range t.all[:quotaReplicas] {
 				err = errors.Join(err, r.Pause())
@@ -125,7 +126,7 @@ func (t *trial) cut(w *crowd, kill bool) (o outage, err error) {
 	return o, err
 }
 
-// judgeDeny looks at what passed where nothing may that was not debited.
+// judgeDeny checks the hits with on_failure: deny, which must not exceed the debited ones.
 func (t *trial) judgeDeny(w *crowd, o outage) {
 	older := func(who int) bool { return anEnvoy(who) && who < outageEnvoys }
 	newer := func(who int) bool { return anEnvoy(who) && who >= outageEnvoys }
@@ -162,7 +163,7 @@ func (t *trial) judgeDeny(w *crowd, o outage) {
 	}
 }
 
-// judgeAllow looks at what did not pass where everything is to.
+// judgeAllow checks that on_failure: allow rejects nothing.
 func (t *trial) judgeAllow(w *crowd, o outage) {
 	all := w.count(o.edge+micros(outageLast), o.end, anyone)
 	t.says("allow: more than %v after the window %d were admitted and %d rejected", outageLast, all.admitted+all.free, all.rejected)

@@ -6,7 +6,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
 )
 
-// past returns a campaign of games that found something once.
+// past returns a campaign of games that once found a defect.
 func past(lasts time.Duration) *campaign {
 	c := &campaign{lasts: max(lasts, 8*time.Second), leases: true, cool: true}
 	per := func(a proof.Algorithm, hits, burst int64, unit string) *rule {
@@ -45,7 +45,7 @@ func past(lasts time.Duration) *campaign {
 		for k, r := range g.rules {
 			r.name = "s" + string(rune('0'+k))
 			for n := range r.limits {
-				r.limits[n].CountRefused = false // so that exactly what is admitted is spent
+				r.limits[n].CountRefused = false // so that spent hits equal admitted hits
 			}
 		}
 	}

@@ -15,17 +15,16 @@ import (
 	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
 )
 
-// quotaLimit is the limit of the scene about RLQS, whose window does not end while the scene is played.
+// quotaLimit is the limit of the scene about RLQS. Its window does not end during the scene.
 const quotaLimit = 3000
 
-// Of the clients that decide by themselves. Together with the calls they ask for more than the limit has.
+// The RLQS clients and the calls together ask for more than the limit.
 const (
-	quotaDemand = 60 // requests a second, of each
+	quotaDemand = 60 // requests per second of each client
 	quotaFor    = 20 * time.Second
 )
 
-// withQuotas: clients that decide by themselves, one at each replica, and calls take from one counter. Together they get no more than the
-// limit.
+// withQuotas tests RLQS clients, one at each replica, and calls on the same counter. Together they get no more than the limit.
 func withQuotas(g *stage) {
 	ctx, cancel := context.WithTimeout(g.ctx, quotaFor)
 	defer cancel()
@@ -52,22 +51,22 @@ func withQuotas(g *stage) {
 	}
 }
 
-// trial is a scene about RLQS, with chance. It is played on two replicas and a Redis of its own.
+// trial is a random scene about RLQS, on two replicas with their own Redis.
 type trial struct {
 	drawer
 	*cluster
 
-	ctx    context.Context //nolint:containedctx // of a scene, which is a function of nothing else
+	ctx    context.Context //nolint:containedctx // a scene depends on nothing else
 	crowds []*crowd
-	told   []string // what was measured
+	told   []string // measurements
 	wrong  []string
-	trail  []string // what led to it
+	trail  []string // history of violations
 }
 
-// quotaReplicas is how many servers divide a limit.
+// quotaReplicas is the number of servers that divide a limit.
 const quotaReplicas = 2
 
-// trials returns the scenes about RLQS, by what they are about.
+// trials returns the scenes about RLQS by title.
 func trials() map[string]func(*trial) error {
 	return map[string]func(*trial) error{
 		"Envoys beside callers":     besideCallers,
@@ -76,7 +75,7 @@ func trials() map[string]func(*trial) error {
 	}
 }
 
-// playQuotas plays all trials with a seed, at the same time.
+// playQuotas plays all trials with a seed concurrently.
 func (c *config) playQuotas(ctx context.Context, seed int64, sum *tally) error {
 	var all sync.WaitGroup
 	var mu sync.Mutex
@@ -123,7 +122,7 @@ func (c *config) playQuota(ctx context.Context, seed int64, play func(*trial) er
 	return t, errorOf(ctx, play(t))
 }
 
-// serve starts so many replicas, with rules of one domain.
+// serve starts n replicas with the rules of one domain.
 func (t *trial) serve(n int, domain string, rules ...string) error {
 	yaml := fmt.Sprintf("domain: %s\ndescriptors:\n  - %s\n", domain, strings.Join(rules, "\n  - "))
 	for range n {
@@ -134,7 +133,7 @@ func (t *trial) serve(n int, domain string, rules ...string) error {
 	return nil
 }
 
-// joins returns another crowd.
+// joins adds a crowd.
 func (t *trial) joins(domain, key string) *crowd {
 	w := &crowd{domain: domain, key: key}
 	t.crowds = append(t.crowds, w)
@@ -149,23 +148,23 @@ func (t *trial) finds(format string, args ...any) {
 	t.wrong = append(t.wrong, fmt.Sprintf(format, args...))
 }
 
-// trails notes what a crowd did between two times.
+// trails records the history of a crowd between two times.
 func (t *trial) trails(w *crowd, what string, from, to proof.Micros) {
 	t.trail = append(append(t.trail, what+":"), w.trace(from, to)...)
 }
 
-// window is the length of windows of a minute.
+// window is a minute.
 const window = proof.Micros(60_000_000)
 
 func secondsOf(m proof.Micros) float64 { return float64(m) / 1e6 }
 func timeOf(m proof.Micros) time.Time  { return time.UnixMicro(int64(m)) }
 
-// between draws a time.
+// between draws a duration.
 func (t *trial) between(least, most time.Duration) time.Duration {
 	return least + time.Duration(t.Int64N(int64(most-least)))
 }
 
-// rest waits for a while, or until the run is ended.
+// rest waits for d, or until the run ends.
 func (t *trial) rest(d time.Duration) {
 	select {
 	case <-time.After(d):
@@ -173,7 +172,7 @@ func (t *trial) rest(d time.Duration) {
 	}
 }
 
-// report prints what was measured, and what is wrong.
+// report prints measurements and violations.
 func (t *trial) report(c *config, title string) {
 	fmt.Fprintf(c.stdout, "%s:\n", title)
 	for _, text := range t.told {
@@ -187,10 +186,10 @@ func (t *trial) report(c *config, title string) {
 	}
 }
 
-// stall is how long nothing ran here that is worth a word: messages are late then.
+// stall is the minimum length of a reported pause of this process, in which messages are late.
 const stall = 100 * time.Millisecond
 
-// watchStalls looks for times at which this process stood still, and then perhaps the servers as well, until it is told to stop.
+// watchStalls detects pauses of this process, which may affect the servers too. stop ends the watch and returns a summary.
 func watchStalls(ctx context.Context) (stop func() string) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})

@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
 )
 
-// tally sums up campaigns.
+// tally sums the results of campaigns.
 type tally struct {
 	campaigns, deadly, found int
 	calls, unanswered        int
@@ -24,7 +24,7 @@ func (t *tally) text() string {
 		t.campaigns, t.deadly, t.calls, t.unanswered, t.admitted, t.counted, t.found)
 }
 
-// err returns an error if something was found.
+// err returns an error if there are findings.
 func (t *tally) err() error {
 	if t.found > 0 {
 		return errFound
@@ -32,7 +32,7 @@ func (t *tally) err() error {
 	return nil
 }
 
-// report prints what is wrong, and a line for the campaign.
+// report prints violations and a summary of the campaign.
 func (p *played) report(w io.Writer, sum *tally) {
 	before := sum.found
 	for _, r := range p.rounds {
@@ -65,7 +65,7 @@ func (p *played) report(w io.Writer, sum *tally) {
 	fmt.Fprintf(w, "%s: %s\n", p.campaign, outcome)
 }
 
-// add adds the round's calls.
+// add adds the round's calls to sum.
 func (r *round) add(sum *tally) {
 	sum.calls += len(r.calls)
 	sum.counted += r.counted
@@ -110,7 +110,7 @@ func (r *round) settings(w io.Writer) {
 	}
 }
 
-// excess prints an excess: what it is, by which settings, and the shortest history that proves it.
+// excess prints an excess with its settings and the shortest history that proves it.
 func (r *round) excess(w io.Writer, p *played, e *proof.Excess) {
 	fmt.Fprintf(w, "FOUND in %s: %s: more admitted than may be, by the %s counter\n", p.campaign, r.title, e.Counter)
 	r.settings(w)
@@ -123,7 +123,7 @@ func span(s *proof.Span) string {
 	return fmt.Sprintf("%d hits in %v where %.1f may be", s.Hits, time.Duration(s.To-s.From)*time.Microsecond, s.Most)
 }
 
-// history prints the calls of an excess, and those on the counter in between.
+// history prints the calls of an excess and the other calls on the counter during it.
 func (r *round) history(w io.Writer, p *played, e *proof.Excess) {
 	proves := map[*proof.Call]bool{}
 	from, to := e.Calls[0].Sent, e.Calls[0].Done
@@ -154,7 +154,7 @@ func (r *round) history(w io.Writer, p *played, e *proof.Excess) {
 	printLines(w, lines, from)
 }
 
-// mismatch prints a counter that has not spent what was admitted.
+// mismatch prints a mismatch.
 func (r *round) mismatch(w io.Writer, p *played, m *proof.Mismatch) {
 	what := "hits were lost"
 	if m.Seen.Left > m.Most {
@@ -174,7 +174,7 @@ func (r *round) mismatch(w io.Writer, p *played, m *proof.Mismatch) {
 	}
 }
 
-// sums prints what became of the calls on a counter, by setting.
+// sums prints the calls on a counter by setting and outcome.
 func (r *round) sums(w io.Writer, counter proof.Counter) {
 	calls, hits := map[string]int{}, map[string]int64{}
 	for i := range r.calls {

@@ -12,16 +12,16 @@ import (
 	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
 )
 
-// limit is a limit as rules write it.
+// limit is a limit with the fields of a rule.
 type limit struct {
 	proof.Limit
 
 	unit       string // second, minute, …
-	multiplier int64  // of the unit; at least 1
-	lease      string // off, auto or a number
+	multiplier int64  // number of units; at least 1
+	lease      string // off, auto, or a number
 }
 
-// units are the units of windows that are not of the calendar.
+// units returns the lengths of units without a calendar.
 func units() map[string]time.Duration {
 	const day = 24 * time.Hour
 	return map[string]time.Duration{
@@ -32,7 +32,7 @@ func units() map[string]time.Duration {
 
 func micros(d time.Duration) proof.Micros { return proof.Micros(d.Microseconds()) }
 
-// settle computes what follows from other fields.
+// settle computes derived fields.
 func (l *limit) settle() {
 	l.multiplier = max(l.multiplier, 1)
 	l.Window = micros(units()[l.unit]) * proof.Micros(l.multiplier)
@@ -42,7 +42,7 @@ func (l *limit) settle() {
 	l.Lease = l.leases()
 }
 
-// leases returns the most hits that a replica leases at a time, as docs/algorithms.md says.
+// leases returns the maximum lease of a replica in hits, as documented in docs/algorithms.md.
 func (l *limit) leases() int64 {
 	most := l.Hits
 	switch {
@@ -66,7 +66,7 @@ func (l *limit) leases() int64 {
 	return most
 }
 
-// fields returns the keys and values of l in a file of rules, without its name.
+// fields returns the YAML of l without its name.
 func (l *limit) fields() []string {
 	all := []string{"unit: " + l.unit, fmt.Sprintf("requests_per_unit: %d", l.Hits)}
 	add := func(given bool, format string, args ...any) {
@@ -89,14 +89,14 @@ func (l *limit) fields() []string {
 	return all
 }
 
-// rule is what a replica may serve in a game: one limit, or several.
+// rule is a rule of a game, with one or several limits.
 type rule struct {
 	name   string
 	limits []limit
 	holder bool
 }
 
-// yaml returns the file of rules of a domain with this rule alone.
+// yaml returns a rule file for a domain with this rule only.
 func (r *rule) yaml(domain string) string {
 	const key = "domain: %s\ndescriptors:\n  - key: k\n    %s\n"
 	items := make([]string, 0, len(r.limits))
@@ -114,7 +114,7 @@ func (r *rule) yaml(domain string) string {
 	return fmt.Sprintf(key, domain, "rate_limit: "+items[0])
 }
 
-// text returns the rule in words.
+// text describes the rule.
 func (r *rule) text() string {
 	var all []string
 	for i := range r.limits {
@@ -123,7 +123,7 @@ func (r *rule) text() string {
 	return strings.Join(all, "; ")
 }
 
-// setting returns what calls that meet the rule are decided by.
+// setting returns the setting of the rule.
 func (r *rule) setting() *proof.Setting {
 	s := &proof.Setting{Name: r.name}
 	for i := range r.limits {
@@ -132,7 +132,7 @@ func (r *rule) setting() *proof.Setting {
 	return s
 }
 
-// override is a limit that comes with requests.
+// override is a limit in a request.
 type override struct {
 	hits int64
 	unit string
@@ -140,7 +140,7 @@ type override struct {
 
 func (o override) String() string { return fmt.Sprintf("override %d per %s", o.hits, o.unit) }
 
-// message returns the override as requests carry it.
+// message returns the override as in a request.
 func (o override) message() *commonv3.RateLimitDescriptor_RateLimitOverride {
 	return &commonv3.RateLimitDescriptor_RateLimitOverride{
 		RequestsPerUnit: uint32(o.hits),
@@ -149,8 +149,8 @@ func (o override) message() *commonv3.RateLimitDescriptor_RateLimitOverride {
 	}
 }
 
-// on returns what results from the override where it meets rule r: number and window are its own, the algorithm stays,
-// and what a bucket holds changes in proportion. Of a list it makes one fixed window.
+// on returns the setting of the override on rule r. The number and the window are the override's, the algorithm is the rule's,
+// and the capacity of a bucket changes in proportion. For a list the result is one fixed window.
 func (o override) on(r *rule) *proof.Setting {
 	l := limit{Limit: proof.Limit{Algorithm: proof.FixedWindow, CountRefused: true}, lease: r.limits[0].lease}
 	if from := r.limits[0]; !from.Listed {

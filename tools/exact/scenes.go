@@ -12,10 +12,10 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// scene is calls whose answers docs/algorithms.md tells exactly, however long each of them takes.
+// scene is a sequence of calls whose answers docs/algorithms.md defines exactly, however long each call takes.
 type scene struct {
-	domain string // says what it is about
-	limit  string // of its rule
+	domain string // title
+	limit  string // limit of its rule
 	play   func(*stage)
 }
 
@@ -33,8 +33,8 @@ func scenes() []scene {
 	}
 }
 
-// playScenes plays every scene on three replicas with a Redis, which call by call take turns, and on a server with counters in
-// memory, all at the same time.
+// playScenes plays every scene concurrently, on three replicas with Redis that take turns, and on a server with counters in
+// memory.
 func (c *config) playScenes(ctx context.Context, sum *tally) error {
 	dir, err := os.MkdirTemp("", "exact")
 	if err != nil {
@@ -80,23 +80,23 @@ func (c *config) playScenes(ctx context.Context, sum *tally) error {
 	return ctx.Err()
 }
 
-// stage is a scene being played.
+// stage is a running scene.
 type stage struct {
-	ctx    context.Context //nolint:containedctx // of all calls of a scene, which is a function of nothing else
+	ctx    context.Context //nolint:containedctx // a scene depends on nothing else
 	title  string
 	domain string
 	on     []*replica
 	calls  int
-	wrong  string // what happened first that must not
+	wrong  string // the first violation
 }
 
-// call is what a scene asks.
+// call describes a call of a scene.
 type call struct {
 	hits        int64
 	give        bool
-	reservation string   // an entry with this value
-	over        override // its limit, if the number is not 0
-	key         string   // the value of k, if it is not that of all others
+	reservation string   // value of an additional entry
+	over        override // its limit, unless hits is 0
+	key         string   // suffix of k's value, for a separate counter
 }
 
 func (c call) String() string {
@@ -121,7 +121,7 @@ type told struct {
 	reservation string
 }
 
-// ask makes a call, to the next replica.
+// ask calls the next replica.
 func (g *stage) ask(c call) (t told) {
 	entries := []*commonv3.RateLimitDescriptor_Entry{{Key: "k", Value: "v" + c.key}}
 	if c.reservation != "" {
@@ -153,7 +153,7 @@ func (g *stage) finds(format string, args ...any) {
 	}
 }
 
-// expect makes a call, and checks whether it passes.
+// expect makes a call and checks its code.
 func (g *stage) expect(c call, ok bool) told {
 	n := g.calls + 1
 	t := g.ask(c)
@@ -166,9 +166,9 @@ func (g *stage) expect(c call, ok bool) told {
 func take(hits int64) call { return call{hits: hits} }
 func give(hits int64) call { return call{hits: hits, give: true} }
 
-// ownCell: once what was charged at first is over, nothing counts, because what came later was refunded.
+// ownCell: a settled reservation leaves its own sub-window, so once that has expired, nothing counts.
 func ownCell(g *stage) {
-	for range replicas { // each has to know the key of ids before it reserves
+	for range replicas { // each replica needs the key of reservation IDs first
 		for range 100 {
 			if g.ask(call{key: "ready"}).reservation != "" {
 				break
@@ -199,7 +199,7 @@ func givenFirst(g *stage) {
 	g.expect(take(1), false)
 }
 
-// givenAgain: a bucket that has been full for its window starts again.
+// givenAgain: a bucket that has been full for a window starts again.
 func givenAgain(g *stage) {
 	g.expect(take(2), false)
 	time.Sleep(2100 * time.Millisecond)
@@ -207,8 +207,8 @@ func givenAgain(g *stage) {
 	g.expect(take(2), true)
 }
 
-// lookedBehind: a bucket that is forgotten after 8 s is empty once the penalty has ended. A check that comes after the end, because
-// the machine was busy, proves nothing.
+// lookedBehind: a bucket that is forgotten after 8 s is empty at the end of the penalty. A check after the end, on a busy
+// machine, proves nothing.
 func lookedBehind(g *stage) {
 	begin := time.Now()
 	g.expect(take(1), false)
@@ -230,9 +230,9 @@ func neverPasses(g *stage) {
 	}
 }
 
-// timeOfCost: the three hits of a cost of 3 are free a minute after the last hit, not after the first.
+// timeOfCost: a cost of 3 fits a minute after the last hit, not after the first.
 func timeOfCost(g *stage) {
-	g.on = g.on[:1] // which remembers what was rejected
+	g.on = g.on[:1] // its near cache remembers rejections
 	g.expect(take(1), true)
 	time.Sleep(3 * time.Second)
 	last := time.Now()

@@ -8,7 +8,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
 )
 
-// TestWorstStretch compares worstStretch with a look at every span.
+// TestWorstStretch compares worstStretch with a check of every span.
 func TestWorstStretch(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(500) {
@@ -25,7 +25,7 @@ func TestWorstStretch(t *testing.T) {
 			t.Errorf("seed %d: %+v, want %+v", seed, got, want)
 		}
 		if x := float64(got.admitted) - rate*float64(got.to-got.from)/1e6; math.Abs(x-got.excess) > 1e-6 {
-			t.Errorf("seed %d: %+v, which is %v beyond the rate", seed, got, x)
+			t.Errorf("seed %d: %+v, but %v beyond the rate", seed, got, x)
 		}
 	}
 }

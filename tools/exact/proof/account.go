@@ -5,26 +5,26 @@ import (
 	"slices"
 )
 
-// Seen is how a counter stood once nothing was under way any more: what an uninvolved observer was told to be left.
+// Seen is the state of an idle counter, as an uninvolved observer read it.
 type Seen struct {
 	Sent, Done Micros
 	Limit      *Limit
 	Left       int64
 }
 
-// Mismatch is a counter that does not have spent what was admitted.
+// Mismatch is a counter whose spent hits differ from the admitted ones.
 type Mismatch struct {
 	Counter      Counter
 	Seen         Seen
-	Capacity     int64 // what is left of a counter that has spent nothing
-	Least, Most  int64 // what may be left
-	Spent, Given int64 // what was admitted and refunded for certain
+	Capacity     int64 // remaining hits of an unused counter
+	Least, Most  int64 // possible remaining hits
+	Spent, Given int64 // certainly admitted and certainly refunded hits
 	Unsure       int64 // hits of calls that may have been counted
 }
 
-// Account compares what is left with what calls have spent and refunded: every hit is accounted for. If lost, hits
-// that a replica had leased may have gone with it, so only too few spent are wrong. The second result is false if a
-// window has ended in the meantime, or may have, so that nothing can be said.
+// Account compares remaining hits with the spent and refunded hits of calls. If lost, a replica may have lost leased hits, so
+// only too few spent hits are a mismatch. The second result is false if a window has ended, or may have, so that nothing is
+// known.
 func Account(calls []Call, seen Seen, lost bool) (*Mismatch, bool) {
 	v := newView(calls, seen.Limit.Counter())
 	if !v.lasts(seen) {
@@ -43,7 +43,7 @@ func Account(calls []Call, seen Seen, lost bool) (*Mismatch, bool) {
 	if v.counter.Algorithm == TokenBucket || v.counter.Algorithm == LeakyBucket {
 		capacity = seen.Limit.Burst
 		least -= credited(limits, seen.Done-v.calls[0].from)
-		if alternate(limits) { // one rate's fraction of a hit may have been rounded up to another's
+		if alternate(limits) { // with two rates, a fraction of a hit may have been rounded up
 			most++
 		}
 	}
@@ -63,7 +63,7 @@ func Account(calls []Call, seen Seen, lost bool) (*Mismatch, bool) {
 	return m, true
 }
 
-// used returns the limits that calls may have met.
+// used returns the limits that calls may have used.
 func (v *view) used() []*Limit {
 	var all []*Limit
 	for _, w := range v.calls {
@@ -72,14 +72,14 @@ func (v *view) used() []*Limit {
 	return all
 }
 
-// credited returns the most that may have been refilled, or may have left the queue, within t.
+// credited returns the maximum number of hits refilled or drained within t.
 func credited(limits []*Limit, t Micros) int64 {
 	var u inUse
 	u.wrote(limits)
 	return int64(u.rate*float64(t+u.fill)) + 1
 }
 
-// lasts reports whether nothing that was spent has been forgotten when it was seen.
+// lasts reports whether no spent hit had expired when the counter was read.
 func (v *view) lasts(seen Seen) bool {
 	if len(v.calls) == 0 {
 		return false
@@ -99,9 +99,9 @@ func (v *view) lasts(seen Seen) bool {
 	return true
 }
 
-// spent returns the least and the most that the counter may have counted.
+// spent returns the minimum and the maximum of the counted hits.
 func (v *view) spent(m *Mismatch) (least, most int64) {
-	var taken, given []write // all that may have been taken, and what was refunded for certain
+	var taken, given []write // all possible takes, and all certain refunds
 	for _, w := range v.writes {
 		certain := w.sure && w.call.Outcome == Admitted
 		switch {
@@ -109,10 +109,10 @@ func (v *view) spent(m *Mismatch) (least, most int64) {
 			taken = append(taken, w)
 			if certain {
 				m.Spent += w.n
-			} else { // it was rejected and counts, or has no answer
+			} else { // counted although rejected, or not answered
 				m.Unsure += w.n
 			}
-		case v.counter.Algorithm == LeakyBucket: // which keeps the turns that it has promised
+		case v.counter.Algorithm == LeakyBucket: // its promised turns cannot be refunded
 		case certain:
 			given = append(given, w)
 			m.Given += w.n
@@ -123,13 +123,13 @@ func (v *view) spent(m *Mismatch) (least, most int64) {
 	}
 	least += m.Spent - m.Given
 	most = after(0, taken, given)
-	for _, w := range given { // which may have emptied the counter, and been too much
+	for _, w := range given { // an excessive refund may have emptied the counter
 		most = max(most, after(w.from+1, taken, given))
 	}
 	return least, most
 }
 
-// after returns the most that was spent after t: what may have been taken since, less what was certainly refunded.
+// after returns the maximum spent after t: possible takes minus certain refunds.
 func after(t Micros, taken, given []write) (n int64) {
 	for _, w := range taken {
 		if w.to >= t {
@@ -144,8 +144,7 @@ func after(t Micros, taken, given []write) (n int64) {
 	return n
 }
 
-// owned returns how many slots owners hold. It is known only if each owner's calls came one after the other, and were
-// answered.
+// owned returns the number of slots that owners hold. known is false unless each owner's calls were sequential and answered.
 func (v *view) owned(m *Mismatch) (held int64, known bool) {
 	type last struct {
 		n  int64

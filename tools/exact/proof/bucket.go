@@ -2,8 +2,8 @@ package proof
 
 import "slices"
 
-// tokenBucket: at most burst + rate·t in any span of t; debt adds to the burst, a fill interval to t. Tokens that were
-// leased before the span are spent in it: two grants for each replica at most.
+// tokenBucket: at most burst + rate·t in any span of t. Debt adds to the burst, and a fill interval to t. Tokens leased before
+// the span may be spent in it: at most two leases per replica.
 func (v *view) tokenBucket(replicas int) *Excess {
 	return v.scan(bound{
 		words: "at most the largest burst (and debt) + the largest rate × t, and what is leased",
@@ -13,13 +13,13 @@ func (v *view) tokenBucket(replicas int) *Excess {
 	})
 }
 
-// startsLow: a bucket that starts with fewer tokens than it holds admits no more than these at first.
+// startsLow: a bucket that starts with fewer tokens than its burst admits no more than these at first.
 func (v *view) startsLow(replicas int) *Excess {
 	if len(v.calls) == 0 {
 		return nil
 	}
 	missing, burst, debt := int64(forever), int64(0), int64(0)
-	for _, w := range v.calls { // a look may be what starts it
+	for _, w := range v.calls { // a check without hits may create it
 		for _, l := range w.limits {
 			missing, burst, debt = min(missing, l.Burst-l.Initial), max(burst, l.Burst), max(debt, l.Debt)
 		}
@@ -36,7 +36,7 @@ func (v *view) startsLow(replicas int) *Excess {
 	})
 }
 
-// leakyBucket: what was admitted and has not left yet is less than burst + 1.
+// leakyBucket: fewer than burst + 1 admitted hits are queued.
 func (v *view) leakyBucket() *Excess {
 	return v.scan(bound{
 		words: "at most the largest burst + 1 + the largest rate × t",
@@ -47,8 +47,8 @@ func (v *view) leakyBucket() *Excess {
 	})
 }
 
-// turns: the turns that were promised in any span of t are those of at most rate·t hits and of one request. Where
-// settings alternate, it is the largest burst too.
+// turns: the turns promised in any span of t belong to at most rate·t hits and one request, plus the largest burst if settings
+// alternate.
 func (v *view) turns() *Excess {
 	if v.counter.Listed { // the wait may be that of another limit
 		return nil
@@ -64,7 +64,7 @@ func (v *view) turns() *Excess {
 			all.burst = max(all.burst, l.Burst)
 		}
 	}
-	const inexact = 2 // µs, by which turns and times are rounded
+	const inexact = 2 // µs; rounding error of turns and times
 	moved := &view{counter: v.counter}
 	for _, h := range v.hits {
 		h.from += h.call.Wait - WaitUnit - inexact
@@ -85,7 +85,7 @@ func (v *view) turns() *Excess {
 	return e
 }
 
-// alternate reports whether limits are not all the same.
+// alternate reports whether limits differ.
 func alternate(limits []*Limit) bool {
 	return slices.ContainsFunc(limits, func(l *Limit) bool { return *l != *limits[0] })
 }

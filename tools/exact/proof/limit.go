@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Algorithm is how a limit counts, as rules write it.
+// Algorithm is the algorithm of a limit, as in rules.
 type Algorithm string
 
 // The algorithms.
@@ -18,24 +18,24 @@ const (
 	Concurrency   Algorithm = "concurrency"
 )
 
-// Limit is one limit. Fields that the algorithm does not use are zero.
+// Limit is a limit. Fields that its algorithm does not use are zero.
 type Limit struct {
 	Algorithm    Algorithm
 	Hits         int64 // per Window
 	Window       Micros
-	Calendar     Calendar // that windows follow
+	Calendar     Calendar // calendar of the windows
 	First        bool     // a window begins with its first hit
-	CountRefused bool     // rejected hits are spent too
-	Precision    int      // sub-windows of a sliding window
-	Burst        int64    // capacity of a token bucket, length of a leaky bucket's queue
-	Debt         int64    // how far below zero a token bucket may fall
-	Initial      int64    // tokens in a bucket that was not seen before
-	Fill         Micros   // tokens come in steps of this; 0 means continuously
-	Lease        int64    // the most that a replica leases at a time; 0 means nothing
+	CountRefused bool     // rejected hits count too
+	Precision    int      // number of sub-windows of a sliding window
+	Burst        int64    // capacity of a token bucket, or queue length of a leaky bucket
+	Debt         int64    // maximum tokens below zero
+	Initial      int64    // tokens in a new bucket
+	Fill         Micros   // fill interval; 0 means continuous
+	Lease        int64    // maximum lease of a replica; 0 means none
 	Listed       bool     // one of several limits of a descriptor
 }
 
-// Setting is what was in force for a call: one limit, or several that admit together.
+// Setting is the limits in force for a call: one, or several that must all admit it.
 type Setting struct {
 	Name   string
 	Limits []Limit
@@ -43,7 +43,7 @@ type Setting struct {
 
 // Calendar is the calendar that windows follow; the zero value means none.
 type Calendar struct {
-	Unit string // day, week, month or year
+	Unit string // day, week, month, or year
 	Zone string
 }
 
@@ -70,7 +70,7 @@ func (l *Limit) Counter() Counter {
 	return c
 }
 
-// String returns the counter in words.
+// String describes the counter.
 func (c Counter) String() string {
 	s := string(c.Algorithm)
 	if c.Window > 0 {
@@ -88,7 +88,7 @@ func (c Counter) String() string {
 // rate returns hits per microsecond.
 func (l *Limit) rate() float64 { return float64(l.Hits) / float64(l.Window) }
 
-// window returns the fixed window that t lies in; its end is not part of it.
+// window returns the fixed window that contains t; end is exclusive.
 func (l *Limit) window(t Micros) (start, end Micros) {
 	if l.Calendar == (Calendar{}) {
 		start = t - t%l.Window
@@ -96,7 +96,7 @@ func (l *Limit) window(t Micros) (start, end Micros) {
 	}
 	zone, err := time.LoadLocation(l.Calendar.Zone)
 	if err != nil {
-		return t, t // no window, which proves nothing
+		return t, t // an empty window proves nothing
 	}
 	at := time.UnixMicro(int64(t)).In(zone)
 	year, month, day := at.Date()

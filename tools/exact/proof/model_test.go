@@ -7,14 +7,14 @@ import (
 	"testing"
 )
 
-// ideal is a counter that keeps its bound however settings alternate, as simply as that can be done.
+// ideal is a simple counter that keeps its bound while settings alternate.
 type ideal struct {
-	hits   []stamp // of logs, windows and slots
+	hits   []stamp // of logs, windows, and slots
 	start  Micros  // of a window that begins with its first hit
-	spent  float64 // of a bucket, as of asOf
+	spent  float64 // of a bucket, at asOf
 	asOf   Micros
 	seen   bool
-	free   float64 // when the last turn of a queue is over
+	free   float64 // end of the last turn in a queue
 	owners map[string]stamp
 }
 
@@ -23,7 +23,7 @@ type stamp struct {
 	n         int64
 }
 
-// take spends n hits by l if they fit.
+// take takes n hits by l if they fit.
 func (m *ideal) take(now Micros, n int64, l *Limit, owner string) (ok bool, wait Micros) {
 	switch l.Algorithm {
 	case TokenBucket, LeakyBucket:
@@ -32,7 +32,7 @@ func (m *ideal) take(now Micros, n int64, l *Limit, owner string) (ok bool, wait
 		if owner != "" {
 			return m.hold(now, n, l, owner), 0
 		}
-	case FixedWindow, SlidingWindow, SlidingLog: // what was taken counts for a while
+	case FixedWindow, SlidingWindow, SlidingLog: // hits count for a while
 	}
 	if ok = m.counted(now, l)+n <= l.Hits; ok || l.CountRefused {
 		if l.First && now >= m.start+l.Window {
@@ -43,7 +43,7 @@ func (m *ideal) take(now Micros, n int64, l *Limit, owner string) (ok bool, wait
 	return ok, 0
 }
 
-// counted returns what counts against l.
+// counted returns the hits that count against l.
 func (m *ideal) counted(now Micros, l *Limit) (sum int64) {
 	from := now - l.Window + 1
 	switch {
@@ -59,7 +59,7 @@ func (m *ideal) counted(now Micros, l *Limit) (sum int64) {
 			sum += h.n
 		}
 	}
-	if l.Algorithm == Concurrency { // slots last as long as they were taken for, whatever the call
+	if l.Algorithm == Concurrency { // a slot lasts for the window it was taken with
 		sum = 0
 		for _, h := range m.hits {
 			if h.until > now {
@@ -70,7 +70,7 @@ func (m *ideal) counted(now Micros, l *Limit) (sum int64) {
 	return sum
 }
 
-// settle credits a bucket with the time since it was last written to, by l's rate.
+// settle credits a bucket for the time since its last write, at l's rate.
 func (m *ideal) settle(now Micros, l *Limit) (spent float64) {
 	if !m.seen {
 		if l.Algorithm == TokenBucket {
@@ -130,7 +130,7 @@ func (m *ideal) hold(now Micros, n int64, l *Limit, owner string) bool {
 	return true
 }
 
-// give gives n hits back.
+// give refunds n hits.
 func (m *ideal) give(now Micros, n int64, l *Limit, owner string) {
 	switch {
 	case l.Algorithm == LeakyBucket:
@@ -154,7 +154,7 @@ func (m *ideal) give(now Micros, n int64, l *Limit, owner string) {
 	case l.First:
 		from = m.start
 	}
-	for i := range m.hits { // the oldest first
+	for i := range m.hits { // oldest first
 		if h := &m.hits[i]; h.at >= from && h.until > now-forever && n > 0 && (l.Algorithm != Concurrency || h.until > now) {
 			less := min(n, h.n)
 			h.n, n = h.n-less, n-less
@@ -162,7 +162,7 @@ func (m *ideal) give(now Micros, n int64, l *Limit, owner string) {
 	}
 }
 
-// left returns what an observer is told.
+// left returns the remaining hits for an observer.
 func (m *ideal) left(now Micros, l *Limit) int64 {
 	switch {
 	case l.Algorithm == TokenBucket || l.Algorithm == LeakyBucket:
@@ -216,7 +216,7 @@ func settingsOf(r *rand.Rand, a Algorithm) []*Setting {
 	return all
 }
 
-// history plays clients against an ideal counter. What they know of times is off by up to blur.
+// history plays clients against an ideal counter. Timestamps have an error of up to blur.
 func history(r *rand.Rand, m *ideal, settings []*Setting, blur int64) (calls []Call, end Micros) {
 	at := Micros(1_800_000_000_000_000) + Micros(r.Int64N(10_000_000))
 	owners := settings[0].Limits[0].Algorithm == Concurrency && r.IntN(2) == 0
@@ -246,7 +246,7 @@ func history(r *rand.Rand, m *ideal, settings []*Setting, blur int64) (calls []C
 		}
 		calls = append(calls, c)
 	}
-	r.Shuffle(len(calls), func(i, k int) { // clients report their calls one after the other
+	r.Shuffle(len(calls), func(i, k int) { // clients report their calls separately
 		if !owners {
 			calls[i], calls[k] = calls[k], calls[i]
 		}
@@ -254,7 +254,7 @@ func history(r *rand.Rand, m *ideal, settings []*Setting, blur int64) (calls []C
 	return calls, at
 }
 
-// TestHonest checks that no one is accused who keeps the bound, whatever the settings and however badly times are known.
+// TestHonest checks that a counter within its bound is never accused, for any settings and any error of timestamps.
 func TestHonest(t *testing.T) {
 	t.Parallel()
 	for _, a := range []Algorithm{FixedWindow, SlidingWindow, SlidingLog, TokenBucket, LeakyBucket, Concurrency} {
@@ -286,13 +286,13 @@ func TestHonest(t *testing.T) {
 				}
 			}
 			if accounted < 100 {
-				t.Errorf("accounted for %d counters", accounted)
+				t.Errorf("%d counters checked", accounted)
 			}
 		})
 	}
 }
 
-// TestLost checks that an account finds one hit that was lost, and one that was not counted.
+// TestLost checks that Account finds one lost hit and one uncounted hit.
 func TestLost(t *testing.T) {
 	t.Parallel()
 	for _, a := range []Algorithm{FixedWindow, SlidingWindow, SlidingLog, Concurrency} {
@@ -316,7 +316,7 @@ func TestLost(t *testing.T) {
 			for _, wrong := range []int64{-1, 0, 1} {
 				mismatch, ok := Account(calls, Seen{Sent: end, Done: end + 1, Limit: &l, Left: l.Hits - spent + wrong}, false)
 				if ok && (mismatch != nil) != (wrong != 0) {
-					t.Errorf("%s, seed %d: %d of %d left by %d: %+v", a, seed, wrong, l.Hits, spent, mismatch)
+					t.Errorf("%s, seed %d: off by %d of %d, spent %d: %+v", a, seed, wrong, l.Hits, spent, mismatch)
 				}
 				if mismatch != nil {
 					found++
@@ -324,7 +324,7 @@ func TestLost(t *testing.T) {
 			}
 		}
 		if found == 0 {
-			t.Errorf("%s: no account was wrong", a)
+			t.Errorf("%s: Account found no mismatch", a)
 		}
 	}
 }

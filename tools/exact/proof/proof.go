@@ -1,14 +1,12 @@
-// Package proof says what a history of calls proves about the server that answered them.
+// Package proof determines what a history of calls proves about the server that answered them.
 //
-// A client knows of each hit only that it was spent between sending the request and receiving the answer. So a history
-// proves that too much was admitted only if no choice of a moment within each of these intervals meets the bound of the
-// algorithm. What is counted against a bound are the hits whose intervals lie entirely within a span of time, less all
-// that may have been refunded during it: wherever they were spent, it was in that span. All else is in the server's
-// favour: hits whose interval reaches beyond the span, calls without an answer, and rates of settings that may have been
-// in use.
+// A client only knows that a hit was spent between sending the request and receiving the answer. So a history proves an excess
+// only if no choice of a moment in each of these intervals satisfies the bound of the algorithm. The hits counted against a bound
+// are those whose intervals lie entirely within a span of time, minus all that may have been refunded during it: they were spent
+// in that span at any choice of moments. Everything else is in the server's favour: hits whose intervals extend beyond the span,
+// calls without an answer, and rates of settings that may have been in use.
 //
-// The bounds are those of docs/design.md, section 4, for settings that alternate: the largest burst and the largest rate
-// of those in use.
+// The bounds are those of docs/design.md, section 4, for alternating settings: the largest burst and the largest rate in use.
 package proof
 
 import (
@@ -17,70 +15,70 @@ import (
 	"slices"
 )
 
-// Micros is a time in microseconds since the Unix epoch, by the client's clock, or a span of microseconds.
+// Micros is a time in microseconds since the Unix epoch by the client's clock, or a duration in microseconds.
 type Micros int64
 
 // forever is later than any time.
 const forever Micros = math.MaxInt64 / 4
 
-// Kind is what a call wants from a counter.
+// Kind is the kind of a call.
 type Kind uint8
 
-// What a call may want.
+// The kinds of calls.
 const (
-	Take   Kind = iota // spend hits
-	Peek               // spend nothing; see how the counter stands
+	Take   Kind = iota // consume hits
+	Peek               // read the state without consuming hits
 	Refund             // refund hits
 )
 
-// Outcome is what became of a call.
+// Outcome is the outcome of a call.
 type Outcome uint8
 
-// What may become of a call.
+// The outcomes of calls.
 const (
-	Unanswered Outcome = iota // an error or a timeout: it may have been carried out, then or later
+	Unanswered Outcome = iota // error or timeout; the call may take effect at any time
 	Admitted
 	Rejected
 )
 
 // Call is one call on a counter and its outcome.
 type Call struct {
-	Sent, Done Micros // before the request was sent, and after the answer arrived
-	Replica    int    // which was asked
+	Sent, Done Micros // before sending the request, and after receiving the answer
+	Replica    int    // number of the called replica
 	Kind       Kind
-	Note       string // which call it was, where that is not obvious
+	Note       string // name of an unusual call
 	Hits       int64
-	Owner      string // of slots; empty where slots have no owner
+	Owner      string // owner of slots; empty without owners
 	Outcome    Outcome
-	Under      []*Setting // one of these decided; one alone if the answer tells
+	Under      []*Setting // possible settings; a single one if the answer identifies it
 	Wait       Micros     // until its turn in a leaky bucket, rounded up by less than WaitUnit
 }
 
-// WaitUnit is the unit in which servers tell the wait for a turn.
+// WaitUnit is the unit of waits in answers.
 const WaitUnit Micros = 1000
 
-// Excess is what a history proves to be too much.
+// Excess is a proven excess.
 type Excess struct {
 	Counter Counter
-	Promise string // the bound in words
-	Turns   bool   // it is about turns, not about when hits were admitted
+	Promise string // description of the bound
+	Turns   bool   // concerns turns, not times of admission
 
-	Shortest Span    // the one with the fewest calls
-	Worst    Span    // the one that is furthest above its bound
-	Calls    []*Call // those that were admitted in Shortest, in order of their answers
+	Shortest Span    // the span with the fewest calls
+	Worst    Span    // the span furthest above its bound
+	Calls    []*Call // admitted calls in Shortest, in order of their answers
 }
 
-// Span is a span of time in which too much was admitted.
+// Span is a span of time with too many admitted hits.
 type Span struct {
 	From, To Micros
 	Calls    int
-	Hits     int64   // admitted for certain, less those refunded
-	Most     float64 // how many may be
+	Hits     int64   // certainly admitted, minus possibly refunded
+	Most     float64 // maximum permitted
 }
 
 func (s *Span) over() float64 { return float64(s.Hits) - s.Most }
 
-// Check returns what calls prove, for every counter in which they were counted. Replicas is how many there were.
+// Check returns the excesses that calls prove, for every counter. replicas is the number of replicas.
 func Check(calls []Call, replicas int) []*Excess {
 	var all []*Excess
 	for _, c := range Counters(calls) {
@@ -95,7 +93,7 @@ func Check(calls []Call, replicas int) []*Excess {
 	return all
 }
 
-// check tries every bound of the counter's algorithm.
+// check checks every bound of the counter's algorithm.
 func (v *view) check(replicas int) []*Excess {
 	switch v.counter.Algorithm {
 	case FixedWindow:
@@ -117,34 +115,34 @@ func (v *view) check(replicas int) []*Excess {
 	return nil
 }
 
-// view is what calls tell about one counter.
+// view is the calls of one counter.
 type view struct {
 	counter Counter
-	hits    []hit   // admitted for certain, in the order of their ends
-	writes  []write // in the order of their beginnings
-	gives   []write // the same; those of writes that refund
-	calls   []write // the same; all that reached the counter, looks too
+	hits    []hit   // certainly admitted, by end
+	writes  []write // by begin
+	gives   []write // refunds among writes, by begin
+	calls   []write // all calls on the counter, including checks without hits, by begin
 	owners  bool
 }
 
-// hit is an admitted take: spent at a time from..to.
+// hit is an admitted take, spent between from and to.
 type hit struct {
 	from, to Micros
 	n        int64
-	limits   []*Limit // one of these admitted it
+	limits   []*Limit // possible limits
 	call     *Call
 }
 
-// write is a call that may have written to the counter, at a time from..to.
+// write is a call that may have written to the counter between from and to.
 type write struct {
 	from, to Micros
 	n        int64
-	limits   []*Limit // by one of these
-	sure     bool     // it has written
+	limits   []*Limit // possible limits
+	sure     bool     // it has certainly written
 	call     *Call
 }
 
-// Counters returns the counters in which calls may have been counted, in order of their first calls.
+// Counters returns the counters that calls may have used, in order of their first calls.
 func Counters(calls []Call) []Counter {
 	var all []Counter
 	seen := map[Counter]bool{}
@@ -171,7 +169,7 @@ func newView(calls []Call, counter Counter) *view {
 		}
 		v.owners = v.owners || c.Owner != ""
 		w := write{from: c.Sent, to: c.Done, n: c.Hits, limits: limits, call: c}
-		if c.Outcome == Unanswered || leased(limits) { // what is leased is fetched and refunded at other times
+		if c.Outcome == Unanswered || leased(limits) { // leases are fetched and refunded at other times
 			w.to = forever
 		}
 		v.calls = append(v.calls, w)
@@ -198,14 +196,13 @@ func (v *view) sort() {
 	}
 }
 
-// In reports whether c may have been counted in the counter.
+// In reports whether c may have used the counter.
 func (c *Call) In(counter Counter) bool {
 	limits, _ := c.limits(counter)
 	return len(limits) > 0
 }
 
-// limits returns the limits by which c may have been counted in the counter, and whether it was counted there for
-// certain, if it was counted at all.
+// limits returns the limits by which c may have used the counter. sure means that c used no other counter.
 func (c *Call) limits(counter Counter) (limits []*Limit, sure bool) {
 	sure = true
 	for _, s := range c.Under {

@@ -7,10 +7,10 @@ import (
 
 const second Micros = 1_000_000
 
-// zero is when tests begin, at the beginning of a minute and a day.
+// zero is the start of tests, at the start of a minute and a day.
 const zero = 20_000 * 86_400 * second
 
-// take is n hits that were admitted at a time known to the microsecond.
+// take returns a call with n hits admitted at an exactly known time.
 func take(at Micros, n int64, s *Setting) Call {
 	return Call{Sent: zero + at, Done: zero + at, Hits: n, Outcome: Admitted, Under: []*Setting{s}}
 }
@@ -27,14 +27,14 @@ func by(owner string, c Call) Call { c.Owner = owner; return c }
 
 func under(l Limit) *Setting { return &Setting{Name: "s", Limits: []Limit{l}} }
 
-// within moves the ends of what is known of a call apart.
+// within widens the interval of a call by t on both sides.
 func within(c Call, t Micros) Call {
 	c.Sent, c.Done = c.Sent-t, c.Done+t
 	return c
 }
 
-// TestOneTooMany checks, for each bound, that a history at the bound proves nothing, that one more hit is found, and
-// that it is not where it may have been at another time or where hits may have been refunded.
+// TestOneTooMany checks, for each bound, that a history at the bound proves nothing, and that one more hit is found, unless it
+// may have been at another time or hits may have been refunded.
 func TestOneTooMany(t *testing.T) {
 	t.Parallel()
 	fixed := under(Limit{Algorithm: FixedWindow, Hits: 5, Window: 10 * second})
@@ -59,7 +59,7 @@ func TestOneTooMany(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		calls []Call
-		more  Call // too much, together with calls
+		more  Call // exceeds the bound together with calls
 	}{
 		{"fixed window", []Call{take(0, 2, fixed), take(9*second, 3, fixed), take(10*second, 5, fixed)}, take(2*second, 1, fixed)},
 		{"fixed window, second", []Call{take(9*second, 5, fixed), take(10*second, 5, fixed)}, take(19*second+999_999, 1, fixed)},
@@ -77,7 +77,7 @@ func TestOneTooMany(t *testing.T) {
 		{"debt", []Call{take(0, 5, debt), take(2*second, 2, debt)}, take(2*second, 1, debt)},
 		{"steps", []Call{take(2*second-1, 3, steps), take(2*second, 1, steps)}, take(2*second+1, 1, steps)},
 		{"initial tokens", []Call{take(0, 5, low), take(second, 1, low)}, take(second, 1, low)},
-		{"leases", []Call{take(0, 17, hot)}, take(0, 1, hot)}, // 3 replicas with 2 grants of 2
+		{"leases", []Call{take(0, 17, hot)}, take(0, 1, hot)}, // 3 replicas with 2 leases of 2
 		{"leaky bucket", []Call{wait(take(0, 4, queue), 0), wait(take(1, 1, queue), 4*second)}, wait(take(999_999, 1, queue), 5*second)},
 		{"turns", []Call{wait(take(0, 1, queue), 0), wait(take(1, 1, queue), second), wait(take(2, 1, queue), 2*second)}, wait(take(3, 1, queue), 2*second)},
 		{"slots", []Call{take(0, 3, slots), take(9*second, 2, slots), give(10*second, 1, slots), take(10*second+1, 4, slots)}, take(9*second+1, 1, slots)},
@@ -93,10 +93,10 @@ func TestOneTooMany(t *testing.T) {
 			calls := append(slices.Clone(tt.calls), tt.more)
 			all := Check(calls, 3)
 			if len(all) == 0 {
-				t.Fatal("one more is not found")
+				t.Fatal("one more hit is not found")
 			}
 			if s := all[0].Shortest; s.Calls != len(all[0].Calls) || s.Calls < 2 || s.over() > 1.01 {
-				t.Errorf("the shortest history is %+v, of %d calls", s, len(all[0].Calls))
+				t.Errorf("shortest history %+v, of %d calls", s, len(all[0].Calls))
 			}
 			for name, change := range map[string]func(c *Call){
 				"sent before and answered after the rest": func(c *Call) { *c = within(*c, 1000*second) },
@@ -110,7 +110,7 @@ func TestOneTooMany(t *testing.T) {
 					t.Errorf("accused although one call is %s: %s: %+v", name, all[0].Promise, all[0].Worst)
 				}
 			}
-			if tt.calls[0].Under[0] == queue { // gives nothing back
+			if tt.calls[0].Under[0] == queue { // has no refunds
 				return
 			}
 			for _, back := range []Outcome{Admitted, Unanswered} {
@@ -124,7 +124,7 @@ func TestOneTooMany(t *testing.T) {
 	}
 }
 
-// TestShortest checks that what proves an excess is told apart from what does not.
+// TestShortest checks that the shortest history contains only calls that prove the excess.
 func TestShortest(t *testing.T) {
 	t.Parallel()
 	s := under(Limit{Algorithm: SlidingWindow, Hits: 3, Window: second, Precision: 1})

@@ -5,27 +5,26 @@ import (
 	"sort"
 )
 
-// bound is how much may be admitted in a span of time.
+// bound is the maximum of admitted hits in a span of time.
 type bound struct {
 	words string
-	// until returns the end of the spans for which the bound holds that begin at from. Spans do not reach it. If nil,
-	// the bound holds for all spans.
+	// until returns the exclusive end of spans that begin at from. If nil, spans have no maximum length.
 	until func(from Micros) Micros
-	// most returns how many hits may be admitted in a span of length t.
+	// most returns the maximum of admitted hits in a span of length t.
 	most func(u *inUse, t Micros) float64
-	// kept is true if refunding does not let more in.
+	// kept means that refunds do not permit more hits.
 	kept bool
 }
 
-// inUse has the maxima of the settings in use in a span. The last hit was admitted by one of those that admitted, so
-// nothing but their bursts counts; but any that wrote may have been the one by whose rate time was credited.
+// inUse has the maxima of the settings used in a span. Bursts count only for settings that admitted hits. Rates count for all
+// settings that wrote, because any may have credited time.
 type inUse struct {
-	hits    int64 // of those that admitted
+	hits    int64 // maximum of settings that admitted
 	burst   int64
 	cost    int64
-	rate    float64 // of those that wrote
+	rate    float64 // maximum of settings that wrote
 	fill    Micros
-	leasing int64 // that may be leased by a replica at a time
+	leasing int64 // maximum lease of a replica
 }
 
 func (u *inUse) admitted(h *hit) {
@@ -44,13 +43,13 @@ func (u *inUse) wrote(limits []*Limit) {
 	}
 }
 
-// rounding is what float64s may be off by, and far less than a hit.
+// rounding bounds the error of float64s. It is far less than a hit.
 const rounding = 1e-6
 
-// scan tries every span that begins with a hit and ends with one. It returns nil if all of them are within b.
+// scan checks every span that begins and ends with a hit. It returns nil if all satisfy b.
 func (v *view) scan(b bound) *Excess { return v.scanFrom(v.starts(), b) }
 
-// scanFrom tries every span that begins at one of the given times and ends with a hit.
+// scanFrom checks every span that begins at one of starts and ends with a hit.
 func (v *view) scanFrom(starts []Micros, b bound) *Excess {
 	e := &Excess{Promise: b.words}
 	found := false
@@ -76,7 +75,7 @@ func (v *view) scanFrom(starts []Micros, b bound) *Excess {
 	return e
 }
 
-// starts returns the times at which hits may have begun.
+// starts returns the begins of hits.
 func (v *view) starts() []Micros {
 	all := make([]Micros, 0, len(v.hits))
 	for i := range v.hits {
@@ -86,7 +85,7 @@ func (v *view) starts() []Micros {
 	return slices.Compact(all)
 }
 
-// spans calls found for each span from the given time on that is above b.
+// spans calls found for each span from from that exceeds b.
 func (v *view) spans(b bound, from Micros, found func(Span)) {
 	end := forever
 	if b.until != nil {
@@ -118,13 +117,13 @@ func (v *view) spans(b bound, from Micros, found func(Span)) {
 	}
 }
 
-// during walks over the writes that may have been in a span.
+// during iterates over the writes that may have been in a span.
 type during struct {
-	left []write // in the order of their beginnings
+	left []write // by begin
 	from Micros
 }
 
-// until calls each with those that begin up to t, if it has not been called with them before.
+// until calls each for the further writes that begin at t or before.
 func (d *during) until(t Micros, each func(*write)) {
 	for ; len(d.left) > 0 && d.left[0].from <= t; d.left = d.left[1:] {
 		if d.left[0].to >= d.from {

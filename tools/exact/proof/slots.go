@@ -6,15 +6,15 @@ import (
 	"slices"
 )
 
-// owned is what an owner of slots has done.
+// owned is the calls of an owner of slots.
 type owned struct {
-	takes    []hit   // admitted, in the order of their ends
-	releases []write // in the order of their beginnings, as are the others
+	takes    []hit   // admitted, by end
+	releases []write // by begin, like unsure
 	unsure   []write // takes without an answer
 }
 
-// held: at no moment do owners hold more slots than the largest limit. An owner certainly holds what it took last, less
-// what it may have released since.
+// held: owners never hold more slots than the largest limit. An owner certainly holds its last take, minus possible releases
+// since.
 func (v *view) held() *Excess {
 	owners := v.byOwner()
 	e := &Excess{Promise: "at most the largest limit held at once"}
@@ -44,7 +44,7 @@ func (v *view) held() *Excess {
 	return e
 }
 
-// byOwner returns what each owner has done, without what it took.
+// byOwner returns the calls of each owner, without admitted takes.
 func (v *view) byOwner() map[string]*owned {
 	owners := map[string]*owned{}
 	for _, w := range v.writes {
@@ -63,7 +63,7 @@ func (v *view) byOwner() map[string]*owned {
 	return owners
 }
 
-// holding returns what owners certainly hold at time t, and the calls that took it.
+// holding returns the slots that owners certainly hold at t, and the calls that took them.
 func holding(owners map[string]*owned, t Micros) (s Span, calls []*Call) {
 	s = Span{From: t, To: t}
 	for _, name := range slices.Sorted(maps.Keys(owners)) {
@@ -76,7 +76,7 @@ func holding(owners map[string]*owned, t Micros) (s Span, calls []*Call) {
 	return s, calls
 }
 
-// holds returns how many slots o certainly holds at time t, and the call that took them. Every take in o ended before t.
+// holds returns the slots that o certainly holds at t, and the call that took them. Every take in o ended before t.
 func (o *owned) holds(t Micros) (n int64, take *Call) {
 	for i := len(o.takes) - 1; i >= max(len(o.takes)-recent, 0); i-- {
 		h := &o.takes[i]
@@ -93,8 +93,7 @@ func (o *owned) holds(t Micros) (n int64, take *Call) {
 	return n, take
 }
 
-// ends returns when the slots that h took end at the earliest: every take renews all of its owner's slots, for its own
-// window.
+// ends returns the earliest end of the slots taken by h: every take renews all slots of its owner for its own window.
 func (o *owned) ends(h *hit, t Micros) Micros {
 	end := h.from + shortest(h.limits)
 	for i := len(o.takes) - 1; i >= 0 && o.takes[i].to >= h.from; i-- {
@@ -108,5 +107,5 @@ func (o *owned) ends(h *hit, t Micros) Micros {
 	return end
 }
 
-// recent is how many of an owner's last takes are looked at.
+// recent is the number of an owner's last takes to consider.
 const recent = 8

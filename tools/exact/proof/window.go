@@ -31,11 +31,10 @@ func (v *view) fixedWindow() []*Excess {
 	return []*Excess{v.scan(perWindow), v.scan(twice)}
 }
 
-// certain is the part of a window of which it is certain that it belongs to that window: from when the window has begun
-// at the latest until it ends at the earliest.
+// certain is the certain part of a window: from its latest possible begin to its earliest possible end.
 type certain struct{ begun, end Micros }
 
-// windows returns the windows of length w that begin with their first hits, one after the other.
+// windows returns the consecutive windows of length w that begin with their first hits.
 func (v *view) windows(w Micros) []certain {
 	var all []certain
 	if len(v.writes) == 0 {
@@ -52,9 +51,9 @@ func (v *view) windows(w Micros) []certain {
 	}
 }
 
-// admittedAfter returns when the first hit after t that certainly came after it was admitted, at the latest.
+// admittedAfter returns the latest possible time of the first hit that was certainly after t.
 func (v *view) admittedAfter(t Micros) (latest Micros, ok bool) {
-	for i := range v.hits { // in the order of their ends
+	for i := range v.hits { // by end
 		if v.hits[i].from >= t {
 			return v.hits[i].to, true
 		}
@@ -62,7 +61,7 @@ func (v *view) admittedAfter(t Micros) (latest Micros, ok bool) {
 	return 0, false
 }
 
-// writtenAfter returns when the first write after t may have been, at the earliest.
+// writtenAfter returns the earliest possible time of the first write after t.
 func (v *view) writtenAfter(t Micros) Micros {
 	first := forever
 	for i := range v.writes {
@@ -81,7 +80,7 @@ func (v *view) slidingWindow() *Excess {
 	return v.scan(v.within(v.counter.Window))
 }
 
-// within is the bound of the largest limit in any span of length w.
+// within returns the bound of the largest limit in any span of length w.
 func (v *view) within(w Micros) bound {
 	return bound{
 		words: "at most the largest limit in any window",
@@ -90,8 +89,8 @@ func (v *view) within(w Micros) bound {
 	}
 }
 
-// longest checks stamps and slots, which settings of different windows share. What was admitted with a window of at
-// least W is remembered for W: any later one that is admitted counts it.
+// longest checks stamps and slots, which settings with different windows share. A hit admitted with a window of at least W is
+// remembered for W, so later ones count it.
 func (v *view) longest(words string) []*Excess {
 	lengths := map[Micros]bool{}
 	for i := range v.hits {
@@ -123,7 +122,7 @@ func shortest(limits []*Limit) Micros {
 	return w
 }
 
-// worst returns the one of all that is furthest above its bound.
+// worst returns the excess furthest above its bound.
 func worst(all []*Excess) []*Excess {
 	var most *Excess
 	for _, e := range all {
