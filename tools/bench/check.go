@@ -53,8 +53,8 @@ func compared(r row) []figure {
 	}
 }
 
-// bears returns the value up to which a figure is always acceptable: the goal of a time, because times are longer on slower
-// machines; otherwise 0.
+// bears returns the value up to which a figure is always acceptable. For times it is the goal, because they depend on the
+// machine; otherwise it is 0.
 func (r row) bears(f figure) float64 {
 	for _, g := range r.goals {
 		if g.figure == f && (f == loading || f == pause) {

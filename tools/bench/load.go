@@ -18,7 +18,7 @@ import (
 // envoyTimeout is Envoy's default timeout of calls.
 const envoyTimeout = 20 * time.Millisecond
 
-// load loads a server with all steps of a row.
+// load runs all steps of a row on a server.
 func (c config) load(ctx context.Context, r row, w watched) ([]sample, error) {
 	scripts, err := w.scripts(ctx)
 	if err != nil {

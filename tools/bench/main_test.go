@@ -34,7 +34,7 @@ func TestMedian(t *testing.T) {
 		}
 	}
 	if got := median(nil); !math.IsNaN(got) {
-		t.Errorf("median of nothing = %v, want none", got)
+		t.Errorf("median(nil) = %v, want NaN", got)
 	}
 }
 
@@ -129,7 +129,7 @@ func TestCompare(t *testing.T) {
 		all, figures := compare(example(), tt.now)
 		err := report(&out, all, figures)
 		if (err != nil) != (len(tt.want) > 0 || figures == 0) {
-			t.Errorf("%s: %v, want an error where anything is worse", tt.name, err)
+			t.Errorf("%s: %v, want an error if anything is worse", tt.name, err)
 		}
 		if len(tt.want) == 0 {
 			tt.want = []string{fmt.Sprintf("none of %d figures is more than 20 %% worse", figures)}
@@ -215,7 +215,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// tellsOfScripts returns the address of a server that answers all commands with Redis' command statistics.
+// tellsOfScripts returns the address of a server that answers every command with command statistics of Redis.
 func tellsOfScripts(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -282,7 +282,7 @@ func TestRows(t *testing.T) {
 		}
 		seen[r.name] = true
 		if r.rejected && r.keys != 1 || r.keys < 1 || r.template == "" || r.part == "" {
-			t.Errorf("%s: %+v", r.name, r)
+			t.Errorf("%s: invalid row %+v", r.name, r)
 		}
 		for _, g := range r.goals {
 			if r.store == memory && g.figure != toIdle && r.part != many {
@@ -293,7 +293,7 @@ func TestRows(t *testing.T) {
 	for _, text := range []string{rules, overloadRules} {
 		if got := peerRules(text); strings.Contains(got, "algorithm") || strings.Contains(got, "on_failure") ||
 			strings.Count(got, "rate_limit") != strings.Count(text, "rate_limit") {
-			t.Errorf("the peer's rules are\n%swant the same with nothing that it does not know", got)
+			t.Errorf("rules of the peer\n%swant the same without ratelimitd's extensions", got)
 		}
 	}
 }
@@ -331,8 +331,7 @@ func TestDigest(t *testing.T) {
 	}
 }
 
-// TestTellsFirst: an error that would prevent writing the results is reported before measuring. There are no programs
-// here.
+// TestTellsFirst: an error that would prevent writing the results is reported before measuring. The test needs no programs.
 func TestTellsFirst(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -363,7 +362,7 @@ func TestNotStarted(t *testing.T) {
 	t.Parallel()
 	s := &servers{c: config{idle: filepath.Join(t.TempDir(), "nothing")}, dir: t.TempDir(), stderr: io.Discard}
 	if err := s.start(t.Context(), nil); err == nil {
-		t.Error("starting what is not there: want an error")
+		t.Error("starting a missing program: want an error")
 	}
 	s.stop()
 }

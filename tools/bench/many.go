@@ -20,12 +20,12 @@ const fillTime = 2 * time.Minute
 // few is the number of rules or counters of the server for comparison.
 const few = 10
 
-// state describes a server started for a sample, after the load.
+// state is the memory and the start of a server that was started for a sample.
 type state struct {
 	Of       int     `json:"of"`             // number of rules or counters
 	Ready    float64 `json:"ready_s"`        // from its start until it was ready
 	Starting float64 `json:"starting_cpu_s"` // processor time until it was ready
-	Live     float64 `json:"live_bytes"`     // of the heap after a collection
+	Live     float64 `json:"live_bytes"`     // live heap after a collection
 	Resident float64 `json:"resident_bytes"` // maximum
 	Pause    float64 `json:"pause_ms"`       // longest stop of the world by the garbage collector
 }
@@ -135,7 +135,7 @@ func (s *state) look(ctx context.Context, p *process, counters int) error {
 	}
 	s.Resident = float64(resident)
 	var heap string
-	for range 2 { // what pools hold lives through one collection
+	for range 2 { // pools survive one collection
 		if heap, err = proc.Get(ctx, "http://"+p.debug+"/debug/pprof/heap?gc=1&debug=1"); err != nil {
 			return err
 		}
@@ -151,7 +151,7 @@ func (s *state) read(profile string) error {
 		switch name {
 		case "# HeapAlloc":
 			s.Live, _ = strconv.ParseFloat(value, 64) // 0 is rejected below
-		case "# PauseNs": // of the last 256 collections
+		case "# PauseNs": // the last 256 collections
 			s.Pause = 0
 			for ns := range strings.FieldsSeq(strings.Trim(value, "[]")) {
 				x, err := strconv.ParseFloat(ns, 64)

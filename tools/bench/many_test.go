@@ -43,11 +43,11 @@ func TestMany(t *testing.T) {
 	r := row{part: many, template: "user=u%d", keys: 5000, conns: usualConns, inflight: usualInflight}
 	t.Setenv("MEMORY_MAX_KEYS", "1000")
 	if _, err := c.loadMany(t.Context(), s, r); err == nil || !strings.Contains(err.Error(), "does not have 5000 counters") {
-		t.Errorf("of a server with at most 1000 counters: %v", err)
+		t.Errorf("a server with at most 1000 counters: %v", err)
 	}
 }
 
-// TestStateRead: memory and pauses are Go's.
+// TestStateRead: read returns Go's memory statistics.
 func TestStateRead(t *testing.T) {
 	t.Parallel()
 	runtime.GC()
@@ -106,7 +106,7 @@ func TestManyRules(t *testing.T) {
 			got = append(got, x.figure)
 		}
 		if n != 3 || !slices.Equal(got, tt.want) {
-			t.Errorf("%s: %d figures, worse are %v; want %v", tt.name, n, got, tt.want)
+			t.Errorf("%s: %d figures, worse: %v; want %v", tt.name, n, got, tt.want)
 		}
 	}
 	text, err := set(10, 1_101_000, 1).text("")
@@ -121,7 +121,7 @@ func TestManyRules(t *testing.T) {
 		"| many: 1,000,000 counters: longest pause for garbage, ms | ≤ 10 | – | not measured |",
 	} {
 		if !strings.Contains(string(text), want) {
-			t.Errorf("the page has no %q:\n%s", want, text)
+			t.Errorf("the page lacks %q:\n%s", want, text)
 		}
 	}
 }

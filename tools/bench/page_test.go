@@ -40,7 +40,7 @@ func TestPageIsOfResults(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := os.ReadFile(filepath.Join(docs, name)); err != nil || !bytes.Equal(got, want) {
-			t.Errorf("docs/%s is not what bin/bench -page docs makes of results.json: %v", name, err)
+			t.Errorf("docs/%s differs from the output of bin/bench -page docs: %v", name, err)
 		}
 	}
 	if text, _ := os.ReadFile(filepath.Join(dir, "benchmarks.md")); bytes.Contains(text, []byte("NaN")) || bytes.Contains(text, []byte("Not measured")) {
@@ -67,11 +67,11 @@ func TestReadme(t *testing.T) {
 		t.Fatal(err)
 	}
 	if written, err := os.ReadFile(filepath.Join(dir, "README.md")); err != nil || !bytes.Equal(readme, written) {
-		t.Errorf("the figures of README.md are not what bin/bench -page docs makes of results.json: %v", err)
+		t.Errorf("the figures of README.md differ from the output of bin/bench -page docs: %v", err)
 	}
 	for _, want := range []string{"\n| Redis CPU, one call at a time | ", " × the throughput** of envoyproxy/ratelimit"} {
 		if !bytes.Contains(readme, []byte(want)) {
-			t.Errorf("README.md has no %q", want)
+			t.Errorf("README.md lacks %q", want)
 		}
 	}
 	for _, not := range []string{"**missed**", "not measured", "NaN"} {
@@ -93,17 +93,17 @@ func TestTunedIdle(t *testing.T) {
 	}}}}}
 	for _, want := range []string{"| ÷ idle | ÷ tuned idle |", "| 0.50 | 0.75 |"} {
 		if got := p.Costs(string(costs), "memory"); !strings.Contains(got, want) {
-			t.Errorf("the page has no %q:\n%s", want, got)
+			t.Errorf("the page lacks %q:\n%s", want, got)
 		}
 	}
 }
 
-// TestPageOfPart: a page with few rows lists the missing ones.
+// TestPageOfPart: a page of few rows marks the missing ones.
 func TestPageOfPart(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	if err := (results{}).publish(dir); err == nil {
-		t.Error("a page of nothing: want an error")
+		t.Error("a page without results: want an error")
 	}
 	if err := os.Mkdir(filepath.Join(dir, "benchmarks"), 0o700); err != nil {
 		t.Fatal(err)
@@ -126,7 +126,7 @@ func TestPageOfPart(t *testing.T) {
 		"| processor time of Redis for a request | 6.0 µs | 12.0 µs |",
 	} {
 		if !strings.Contains(string(text), want) {
-			t.Errorf("the page has no %q:\n%s", want, text)
+			t.Errorf("the page lacks %q:\n%s", want, text)
 		}
 	}
 }

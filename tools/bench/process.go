@@ -49,7 +49,7 @@ func (s *servers) startServer(ctx context.Context, program, rules string, env ..
 	if err != nil {
 		return nil, err
 	}
-	p.Env = append(os.Environ(), p.Env...) // the process that measures may set more
+	p.Env = append(os.Environ(), p.Env...) // the environment of this process may contain further settings
 	p.addr, p.debug = at.GRPC, at.Debug
 	return p, p.Start(ctx)
 }

@@ -45,7 +45,7 @@ func TestThrough(t *testing.T) {
 		t.Errorf("%d rows of %d servers, want 4 of 3", len(through), len(s.through))
 	}
 	if v, err := c.programs(t.Context()); err != nil || v.Envoy == "" || strings.Contains(v.Envoy, "/") {
-		t.Errorf("the version of Envoy is %q, %v", v.Envoy, err)
+		t.Errorf("version of Envoy %q, %v", v.Envoy, err)
 	}
 
 	idle := &servers{c: c, dir: t.TempDir(), stderr: io.Discard}
@@ -102,7 +102,7 @@ func TestPageThrough(t *testing.T) {
 			"| envoyproxy/ratelimit with Redis | 1000 | 0.50 | 0.90 | 80.0 | 90.0 | – |\n",
 	} {
 		if !strings.Contains(string(text), want) {
-			t.Errorf("the page has no %q:\n%s", want, text)
+			t.Errorf("the page lacks %q:\n%s", want, text)
 		}
 	}
 }
@@ -122,6 +122,6 @@ func TestWithoutEnvoy(t *testing.T) {
 		t.Errorf("%d of %d rows, %v; want all but four", len(some), len(all), err)
 	}
 	if err := run(t.Context(), []string{"-run", "^Envoy"}, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "-envoy") {
-		t.Errorf("nothing but rows through Envoy, without one: %v", err)
+		t.Errorf("only rows through Envoy, without -envoy: %v", err)
 	}
 }
