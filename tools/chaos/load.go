@@ -17,7 +17,7 @@ type load struct {
 	addr     string
 	requests [][]byte                        // encoded by request; used in turn
 	conns    int                             // 0 means 4
-	rate     float64                         // total calls per second, independent of the answers; latency counts from the due time; 0 keeps inflight calls open instead
+	rate     float64                         // total calls per second; latency counts from the due time; 0 keeps inflight calls open instead
 	inflight int                             // per connection; 0 means 16
 	total    int                             // number of calls after which the load ends, each request once; 0 means no end
 	at       func(lane, n int) time.Duration // due time of call n of a connection; overrides rate
