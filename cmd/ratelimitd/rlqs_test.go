@@ -61,7 +61,7 @@ func TestQuotaReplicas(t *testing.T) {
 		return fmt.Sprintf("rates of %.1f, %.1f and %.1f", one.Rate(), two.Rate(), three.Rate())
 	}
 	third := func(c *rlqstest.Client) bool { // has reported again after its first report
-		messages, _ := c.Said()
+		messages, _ := c.Received()
 		return c.Rate() > 0.85*33.3 && c.Rate() < 1.15*33.3 && messages > 2
 	}
 	took := testkit.Eventually(t, "each client has a third", func() bool { return third(one) && third(two) && third(three) }, rates)
@@ -134,7 +134,7 @@ func TestQuotaStreamsEnd(t *testing.T) {
 	t.Parallel()
 	d := startProcess(t, quotaRules, "BACKEND_TYPE=memory", "GRPC_MAX_CONNECTION_AGE=6s", "GRPC_MAX_CONNECTION_AGE_GRACE=1m", "DRAIN_DELAY=1s")
 	c := startQuotaClient(t, "fast", 150, d)
-	ended := func() string { _, err := c.Said(); return status.Convert(err).Message() }
+	ended := func() string { _, err := c.Received(); return status.Convert(err).Message() }
 	testkit.Eventually(t, "the stream ends for its age", func() bool { return strings.Contains(ended(), "GRPC_MAX_CONNECTION_AGE") }, ended)
 	if r := c.Rate(); r == 0 {
 		t.Error("the client has no assignment after that")
@@ -149,7 +149,7 @@ func TestQuotaStreamsEnd(t *testing.T) {
 		t.Errorf("it took %v to stop", took)
 	}
 	testkit.Eventually(t, "the client goes on by what it was assigned", func() bool { return c.Admitted() > before })
-	if _, err := c.Said(); status.Code(err) != codes.Unavailable {
+	if _, err := c.Received(); status.Code(err) != codes.Unavailable {
 		t.Errorf("the last stream ended with %v", err)
 	}
 }

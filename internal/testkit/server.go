@@ -85,8 +85,8 @@ func (s *Server) Addr() string { return fmt.Sprintf("127.0.0.1:%d", s.port) }
 // Port returns the port on which the server listens.
 func (s *Server) Port() int { return s.port }
 
-// Said returns the output of the process.
-func (s *Server) Said() string {
+// Output returns the output of the process.
+func (s *Server) Output() string {
 	s.tb.Helper()
 	said, err := os.ReadFile(s.log)
 	if err != nil {

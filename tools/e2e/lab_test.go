@@ -231,7 +231,7 @@ func (c *controller) run() {
 	c.awaits("rule-2-match-", "rules")
 	testkit.Eventually(w, "Envoy has the routes", func() bool {
 		return c.send(w, http.MethodGet, "llm.example.com", "/ready") == http.StatusOK || c.send(w, http.MethodGet, "more.example.com", "/ready") == http.StatusOK
-	}, c.process.Said)
+	}, c.process.Output)
 }
 
 // end stops Envoy Gateway, which stops its Envoy.
@@ -243,7 +243,7 @@ func (c *controller) end(process *testkit.Server) {
 	if err := process.Signal(syscall.SIGTERM); err != nil {
 		c.w.Error(err)
 	}
-	testkit.Eventually(c.w, "Envoy Gateway ends", process.Over, process.Said)
+	testkit.Eventually(c.w, "Envoy Gateway ends", process.Over, process.Output)
 	testkit.Eventually(c.w, "Envoy ends", func() bool {
 		conn, err := net.Dial("tcp", "127.0.0.1:8888")
 		if err == nil {
@@ -256,12 +256,12 @@ func (c *controller) end(process *testkit.Server) {
 // awaits waits until the service has rules with a text.
 func (c *controller) awaits(text, what string) time.Duration {
 	c.w.Helper()
-	return testkit.Eventually(c.w, what, func() bool { return strings.Contains(c.rules(), text) }, c.rules, c.process.Said, c.serve.Said)
+	return testkit.Eventually(c.w, what, func() bool { return strings.Contains(c.rules(), text) }, c.rules, c.process.Output, c.serve.Output)
 }
 
 // rules returns the rules of the service, one a line.
 func (c *controller) rules() string {
-	_, text, err := testkit.Fetch(context.WithoutCancel(c.w.Context()), http.MethodGet, "http://"+testkit.Addresses("\n" + c.serve.Said())["DEBUG"]+"/rlconfig", "")
+	_, text, err := testkit.Fetch(context.WithoutCancel(c.w.Context()), http.MethodGet, "http://"+testkit.Addresses("\n" + c.serve.Output())["DEBUG"]+"/rlconfig", "")
 	if err != nil {
 		return err.Error()
 	}

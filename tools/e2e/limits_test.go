@@ -207,7 +207,7 @@ func costs(w *world) {
 	}
 	trials = append(trials, trial{name: "nan, the second time", route: list, headers: "x-cost: nan", times: 2, want: "^429", asks: "route 2000000000"})
 	p, _ := w.try(trials)
-	w.got(strings.Contains(p.process.Said(), "Invalid hits_addend"), "Envoy logs `Invalid hits_addend`")
+	w.got(strings.Contains(p.process.Output(), "Invalid hits_addend"), "Envoy logs `Invalid hits_addend`")
 }
 
 func overrides(w *world) {
@@ -288,6 +288,6 @@ func sizes(w *world) {
 		{name: "257 entries", route: entries(257), count: "error", want: "^200"},
 	})
 	invalid := s.metrics(w)[`ratelimitd_call_errors_total{err_type="service_error"}`]
-	lines := strings.Count(s.Said(), "failed with INVALID_ARGUMENT")
+	lines := strings.Count(s.Output(), "failed with INVALID_ARGUMENT")
 	w.got(invalid == 2 && lines == 1, "%.0f errors, %d line in the log", invalid, lines)
 }

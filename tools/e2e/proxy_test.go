@@ -257,7 +257,7 @@ func (p *proxy) counts() (s counts) {
 // trouble returns Envoy's counts of failed calls to the services, and logs its output.
 func (p *proxy) trouble() []string {
 	p.w.Helper()
-	p.w.Logf("Envoy printed:\n%s", p.process.Said())
+	p.w.Logf("Envoy printed:\n%s", p.process.Output())
 	text, err := p.fetch("/stats?usedonly&filter=" + url.QueryEscape(
 		`^cluster\.ratelimitd\.(upstream_rq_(\d|timeout|rx_reset|tx_reset|pending_overflow|retry)|upstream_cx_(connect_fail|connect_timeout|destroy_remote|none_healthy|protocol_error)|`+
 			`membership_healthy|outlier_detection\.ejections_enforced_total|ssl\.(connection_error|fail_.*)|health_check\.(failure|passive_failure|network_failure))`))

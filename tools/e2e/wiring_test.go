@@ -28,7 +28,7 @@ func wirings() []example {
 			c.service.TypedExtensionProtocolOptions = nil
 		}),
 		wiring("the cluster leads to the HTTP port", "HTTP/2, as in gRPC, arrived at the HTTP port", nil, func(_ *world, c *config, s *service) {
-			placeAt(c.service, testkit.Addresses("\n" + s.Said())["HTTP"])
+			placeAt(c.service, testkit.Addresses("\n" + s.Output())["HTTP"])
 		}),
 		wiring("the cluster has TLS, the server has none", "TLS arrived at the gRPC port", nil, func(w *world, c *config, _ *service) {
 			w.overTLS(c, new(tlsv3.UpstreamTlsContext))
@@ -72,9 +72,9 @@ func wiring(name, says string, env []string, wire func(*world, *config, *service
 		const n = 12
 		y := w.send(p, same(n)...)
 		w.got(y.passed == n, "%d of %d pass, where the limit is 10", y.passed, n)
-		logged := func() bool { return strings.Contains(s.Said(), says) }
-		testkit.Eventually(w, "the server logs "+says, logged, s.Said)
-		w.got(strings.Count(s.Said(), says) == 1, "the server logs %d line", strings.Count(s.Said(), says))
+		logged := func() bool { return strings.Contains(s.Output(), says) }
+		testkit.Eventually(w, "the server logs "+says, logged, s.Output)
+		w.got(strings.Count(s.Output(), says) == 1, "the server logs %d line", strings.Count(s.Output(), says))
 	}}
 }
 
@@ -160,7 +160,7 @@ func certified(w *world) {
 	y = w.send(bare, same(12)...)
 	w.got(y.passed == 12 && up.all() == n+12 && bare.counts().failed == 12, "without a client's certificate %d of 12 calls fail, and requests pass", bare.counts().failed)
 	const says = "to tls_certificates in the Envoy cluster"
-	testkit.Eventually(w, "the server logs it", func() bool { return strings.Contains(s.Said(), says) }, s.Said)
+	testkit.Eventually(w, "the server logs it", func() bool { return strings.Contains(s.Output(), says) }, s.Output)
 	w.got(true, "the server logs: %s", says)
 }
 

@@ -81,7 +81,7 @@ func (w *world) explain() {
 		return
 	}
 	for i, s := range w.services {
-		w.Logf("server %d printed:\n%s", i+1, s.Said())
+		w.Logf("server %d printed:\n%s", i+1, s.Output())
 	}
 }
 
@@ -195,7 +195,7 @@ func (w *world) start(env []string) *service {
 func (s *service) terminate(w *world) {
 	w.Helper()
 	err := s.Signal(syscall.SIGTERM)
-	testkit.Eventually(w, "the server ends", s.Over, s.Said)
+	testkit.Eventually(w, "the server ends", s.Over, s.Output)
 	if err = errors.Join(err, s.Wait()); err != nil {
 		w.got(false, "a server that is told to end fails: %v", err)
 	}
@@ -204,7 +204,7 @@ func (s *service) terminate(w *world) {
 // metrics returns the server's metrics by name and labels.
 func (s *service) metrics(w *world) map[string]float64 {
 	w.Helper()
-	_, text, err := testkit.Fetch(w.Context(), http.MethodGet, "http://"+testkit.Addresses("\n" + s.Said())["DEBUG"]+"/metrics", "")
+	_, text, err := testkit.Fetch(w.Context(), http.MethodGet, "http://"+testkit.Addresses("\n" + s.Output())["DEBUG"]+"/metrics", "")
 	testkit.Check(w, err)
 	return proc.Series(text)
 }

@@ -130,7 +130,7 @@ func (t *part) explainPlan(all *plans.Plans, entries []descriptors.Entry) (steps
 		add("no table of tenants is configured, so the plan is %s: set TENANTS_FILE or TENANTS_REDIS", descriptors.DefaultPlan)
 	}
 	found, otherwise := false, ""
-	for _, said := range all.Said(name) {
+	for _, said := range all.Entries(name) {
 		switch e := &said.Entry; {
 		case found:
 			add("%v assigns %v, but is overridden", said.Source, e)

@@ -71,17 +71,17 @@ func (p *Plans) Find(name []byte) (Entry, Source) {
 	return Entry{}, Nowhere
 }
 
-// Said is a tenant's entry and its source.
-type Said struct {
+// SourceEntry is a tenant's entry and its source.
+type SourceEntry struct {
 	Source Source
 	Entry  Entry
 }
 
-// Said returns a tenant's entries in all sources, by decreasing precedence, including ended ones.
-func (p *Plans) Said(name []byte) (all []Said) {
+// Entries returns a tenant's entries in all sources, by decreasing precedence, including ended ones.
+func (p *Plans) Entries(name []byte) (all []SourceEntry) {
 	for s := Store; s > Nowhere; s-- {
 		if e, ok := p.of(s).Find(name); ok {
-			all = append(all, Said{s, e})
+			all = append(all, SourceEntry{s, e})
 		}
 	}
 	return all

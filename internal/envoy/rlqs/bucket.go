@@ -34,7 +34,7 @@ type holder struct {
 	bucket *bucket // nil if the holder only exists to abandon an unserved bucket once
 	id     *rlqspb.BucketId
 	heard  time.Time         // time of its last report
-	said   shares.Assignment // its latest assignment, sent or queued
+	latest shares.Assignment // its latest assignment, sent or queued
 	queued bool              // it is in the queue of its stream
 }
 
@@ -269,7 +269,7 @@ func (b *bucket) send(actions []shares.Action) {
 // tell queues an assignment for h, in place of one already in the queue. If it abandons the bucket, h is no longer a holder.
 func (h *holder) tell(a shares.Assignment) {
 	s := h.stream
-	h.said = a
+	h.latest = a
 	if a.Kind == shares.Abandon && h.bucket != nil {
 		h.part()
 	}

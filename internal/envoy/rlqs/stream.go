@@ -255,7 +255,7 @@ func (s *stream) next() (m *rlqspb.RateLimitQuotaResponse, why error) {
 	m = &rlqspb.RateLimitQuotaResponse{BucketAction: make([]*rlqspb.RateLimitQuotaResponse_BucketAction, 0, len(s.queue))}
 	for bytes := 0; len(m.BucketAction) < len(s.queue) && bytes < maxAnswer; {
 		h := s.queue[len(m.BucketAction)]
-		m.BucketAction = append(m.BucketAction, action(h.id, &h.said))
+		m.BucketAction = append(m.BucketAction, action(h.id, &h.latest))
 		h.queued = false
 		bytes += actionBytes + len(h.id.ProtoReflect().GetUnknown())
 	}

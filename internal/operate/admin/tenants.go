@@ -70,7 +70,7 @@ func (s methods) GetTenant(ctx context.Context, q *adminv1.GetTenantRequest) (*a
 	if err := tenants.ValidateName(name); err != nil {
 		return nil, invalidf("%v", err)
 	}
-	said := s.config.Tenants.Said([]byte(name))
+	said := s.config.Tenants.Entries([]byte(name))
 	if len(said) == 0 {
 		return nil, notFoundf("this tenant has no entry, so its plan is %s", descriptors.DefaultPlan)
 	}
@@ -160,7 +160,7 @@ func (s methods) UnsetTenant(ctx context.Context, q *adminv1.UnsetTenantRequest)
 	}
 	a := &adminv1.UnsetTenantResponse{Before: tenantMessage(name, plans.Store, before[0], whoOf(ctx))}
 	actOf(ctx).Before = before[0].String()
-	for _, said := range s.config.Tenants.Said([]byte(name)) {
+	for _, said := range s.config.Tenants.Entries([]byte(name)) {
 		if said.Source == plans.File && !said.Entry.Over(time.Now()) {
 			a.Now = tenantMessage(name, plans.File, &said.Entry, whoOf(ctx))
 		}

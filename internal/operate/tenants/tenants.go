@@ -94,18 +94,18 @@ func New(c Config) *Tenants {
 // Plans returns the pointer to the current tables, for requests. It holds nil without a source.
 func (t *Tenants) Plans() *atomic.Pointer[plans.Plans] { return &t.plans }
 
-// Said returns a tenant's entries in all sources; see [plans.Plans.Said].
-func (t *Tenants) Said(name []byte) []plans.Said {
+// Entries returns a tenant's entries in all sources; see [plans.Plans.Entries].
+func (t *Tenants) Entries(name []byte) []plans.SourceEntry {
 	if t == nil {
 		return nil
 	}
-	return t.plans.Load().Said(name)
+	return t.plans.Load().Entries(name)
 }
 
 // Listed is a tenant with its entry in a source.
 type Listed struct {
 	Tenant string
-	plans.Said
+	plans.SourceEntry
 }
 
 // ErrPage is the error for a page token of another process.
@@ -125,7 +125,7 @@ func (t *Tenants) List(page string, most int, wanted func(*Listed) bool) (all []
 	for ; from >= plans.File; from, shard, after = from-1, 0, 0 {
 		for ; shard < plans.Shards; shard, after = shard+1, 0 {
 			for _, one := range t.tableOf(from).List(shard) {
-				l := Listed{one.Name, plans.Said{Source: from, Entry: one.Entry}}
+				l := Listed{one.Name, plans.SourceEntry{Source: from, Entry: one.Entry}}
 				if one.Hash <= after && after > 0 || !wanted(&l) {
 					continue
 				}

@@ -277,8 +277,8 @@ func (c *Client) Admitted() (n uint64) {
 	return n
 }
 
-// Said returns the number of messages received, and the error of the last stream that ended.
-func (c *Client) Said() (messages int, ended error) {
+// Received returns the number of messages received, and the error of the last stream that ended.
+func (c *Client) Received() (messages int, ended error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.assigned, c.ended
