@@ -34,11 +34,11 @@ func memcachedCommand(ts *testscript.TestScript, _ bool, args []string) {
 	case "restart":
 		m.server.Restart()
 	case "say":
-		_, err := fmt.Fprintln(ts.Stdout(), m.server.Say(strings.Join(args[1:], " ")))
+		_, err := fmt.Fprintln(ts.Stdout(), m.server.Send(strings.Join(args[1:], " ")))
 		ts.Check(err)
 	case "begin":
 		key := strings.TrimSpace(ts.ReadFile("stdout"))
-		if got := m.server.Say(fmt.Sprintf("add %s 0 3600 %d\n%s", key, len(args[1]), args[1])); got != "STORED" {
+		if got := m.server.Send(fmt.Sprintf("add %s 0 3600 %d\n%s", key, len(args[1]), args[1])); got != "STORED" {
 			ts.Fatalf("adding %q: %s", key, got)
 		}
 	case "keys":

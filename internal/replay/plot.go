@@ -33,7 +33,7 @@ const (
 type plot struct {
 	Width, Height, Left, Right int
 	LabelX, TimesY, ZoneY      int
-	Title, Says, Zone          string
+	Title, Text, Zone          string
 
 	Legend []legend
 	Panels []panel
@@ -119,7 +119,7 @@ func latest(all []*time.Time, sign int) string {
 }
 
 func newPlot(r *Report) *plot {
-	p := &plot{Width: plotWidth, Left: plotLeft, Right: plotRight, LabelX: plotLeft - 8, Title: "Requests and rejections", Says: says(r)}
+	p := &plot{Width: plotWidth, Left: plotLeft, Right: plotRight, LabelX: plotLeft - 8, Title: "Requests and rejections", Text: describe(r)}
 	t := &r.Timeline
 	p.X, p.Zone = timeTicks(t)
 	p.Legend = legends(r)
@@ -133,8 +133,8 @@ func newPlot(r *Report) *plot {
 	return p
 }
 
-// says describes a plot in words.
-func says(r *Report) string {
+// describe describes a plot in words.
+func describe(r *Report) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d requests from %s to %s.", r.Requests, r.From.Format(time.RFC3339), r.To.Format(time.RFC3339))
 	for i := range r.Sets {

@@ -37,7 +37,7 @@ func (s *Service) replicas(ctx context.Context) (*adminv1.Reach, []*adminv1.Repl
 	}
 	var all []*adminv1.Replica
 	for _, replica := range r.Replicas[:min(len(r.Replicas), mostReplicas)] {
-		m := replicaOf(replica.Says)
+		m := replicaOf(replica.Status)
 		m.Name, m.IsSelf = valid(replica.Name), replica.Self
 		all = append(all, m)
 	}

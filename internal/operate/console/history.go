@@ -57,7 +57,7 @@ const (
 type chart struct {
 	Since         string // its period
 	Most, Slowest string // maximums of the two scales
-	Says          string // the chart as text
+	Label         string // the chart as text
 	Latency       figure
 	Counts        []figure // requests, allowed, rejected, and further outcomes that occurred
 }
@@ -133,7 +133,7 @@ func draw(samples []Sample) *chart {
 	worst := slowest(slices.Concat(parts...))
 	c.Latency.Line, c.Latency.Area = curve(slow, worst)
 	c.Most, c.Slowest, c.Latency.All = count(top)+"/s", latency(worst), "at most "+latency(worst)
-	c.Says = fmt.Sprintf("Requests over the last %s, at most %s. Now: allowed %s, rejected %s", since, c.Most, c.Counts[1].Now, c.Counts[2].Now)
+	c.Label = fmt.Sprintf("Requests over the last %s, at most %s. Now: allowed %s, rejected %s", since, c.Most, c.Counts[1].Now, c.Counts[2].Now)
 	return c
 }
 

@@ -39,7 +39,7 @@ type played struct {
 type bar struct {
 	X, Y, Width, Height string // of SVG, in a box of 1000 × 40
 	Passed              bool
-	Says                string
+	Label               string
 }
 
 // Limits of a simulation.

@@ -92,7 +92,7 @@ func play(yaml string, n int, over time.Duration) (played, error) {
 				says = "rejected, retry in " + short(d.RetryAfter)
 			}
 		}
-		b.Says = fmt.Sprintf("request %d, after %s: %s", i+1, short(after), says)
+		b.Label = fmt.Sprintf("request %d, after %s: %s", i+1, short(after), says)
 		b.Y, b.Height = "0", "40"
 		if b.Passed {
 			p.Passed++
@@ -115,7 +115,7 @@ type plot struct {
 	Line, Area string // of SVG, in a box of points × chartHeight
 	Most       uint64
 	Until      string
-	Says       string
+	Label      string
 }
 
 // refills simulates how a counter refills over the next window, from the state in the API. Where this state lacks the
@@ -144,6 +144,6 @@ func refills(l *adminv1.Limit, c *adminv1.Counter, now time.Time) *plot {
 	line, area := curve(values, float64(most))
 	return &plot{
 		Line: line, Area: area, Most: most, Until: short(window),
-		Says: fmt.Sprintf("Hits left: %d of %d now, full again in %s if none are consumed", c.GetLeft(), most, short(c.GetResetAfter().AsDuration())),
+		Label: fmt.Sprintf("Hits left: %d of %d now, full again in %s if none are consumed", c.GetLeft(), most, short(c.GetResetAfter().AsDuration())),
 	}
 }

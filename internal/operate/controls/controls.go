@@ -34,10 +34,10 @@ var (
 
 // Config configures [Controls]. The zero value keeps controls only in this process.
 type Config struct {
-	Store replicated.Store // nil without a store
-	Alone string           // the reason why Store is nil, for people
-	Says  func() string    // describes this process to other replicas; may be nil
-	Log   *slog.Logger     // nil discards
+	Store  replicated.Store // nil without a store
+	Alone  string           // the reason why Store is nil, for people
+	Status func() string    // describes this process to other replicas; may be nil
+	Log    *slog.Logger     // nil discards
 }
 
 // Controls are the active controls. Its methods are safe for concurrent use.
@@ -52,12 +52,12 @@ func New(c Config) *Controls {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	if c.Says == nil {
-		c.Says = func() string { return "" }
+	if c.Status == nil {
+		c.Status = func() string { return "" }
 	}
 	v := &Controls{alone: c.Alone, entries: newEntries()}
 	v.register = replicated.New(replicated.Config{
-		Table: v.entries, Store: c.Store, What: "controls", Says: c.Says, Failed: ErrStore, Log: c.Log,
+		Table: v.entries, Store: c.Store, What: "controls", Status: c.Status, Failed: ErrStore, Log: c.Log,
 	})
 	v.entries.now = v.register.Now
 	return v
@@ -95,9 +95,9 @@ type Reach struct {
 
 // Replica is a process that shares the store.
 type Replica struct {
-	Name string
-	Says string // its self-description, or empty
-	Self bool   // whether it is this process
+	Name   string
+	Status string // its self-description, or empty
+	Self   bool   // whether it is this process
 }
 
 // Reach returns the replicas that controls apply to.
@@ -120,7 +120,7 @@ func replicas(texts []string, self string) (all []Replica) {
 		says[name] = state
 	}
 	for _, name := range slices.Sorted(maps.Keys(says)) {
-		all = append(all, Replica{Name: name, Says: says[name], Self: name == self})
+		all = append(all, Replica{Name: name, Status: says[name], Self: name == self})
 	}
 	return all
 }

@@ -159,8 +159,8 @@ func (r *Register) sync(ctx context.Context) error {
 // pull reads new entries from the store, with a heartbeat if one is due.
 func (r *Register) pull(ctx context.Context) (Changes, error) {
 	self := ""
-	if r.config.Says != nil && time.Since(r.beatSent) >= beatEach {
-		self = r.name + " " + r.config.Says()
+	if r.config.Status != nil && time.Since(r.beatSent) >= beatEach {
+		self = r.name + " " + r.config.Status()
 	}
 	sent := time.Now()
 	c, err := r.config.Store.Changes(ctx, r.since, self)

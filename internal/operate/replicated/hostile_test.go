@@ -23,7 +23,7 @@ func logging(t *testing.T, db *redistest.Server) (*replicated.Register, *words, 
 	table, log := newWords(), new(testkit.Buffer)
 	r := replicated.New(replicated.Config{
 		Table: table, Store: open(t, db.Addr()), What: "words", Failed: errFailed,
-		Log: slog.New(slog.NewTextHandler(log, nil)), Says: func() string { return "well" },
+		Log: slog.New(slog.NewTextHandler(log, nil)), Status: func() string { return "well" },
 	})
 	testkit.Run(t, r.Run)
 	<-r.First()

@@ -68,7 +68,7 @@ type Config struct {
 	Table  Table
 	Store  Store         // nil keeps entries only in this process
 	What   string        // the entries' name in the log, such as controls
-	Says   func() string // describes this process to other replicas; nil sends no heartbeats
+	Status func() string // describes this process to other replicas; nil sends no heartbeats
 	Failed error         // wrapped by errors of the store
 	Log    *slog.Logger
 }

@@ -96,8 +96,8 @@ func healthMessage(c *health.Component) adminv1.Health {
 	return adminv1.Health_HEALTH_FAILING
 }
 
-// says returns this replica's status for the other replicas.
-func (v *Server) says() string {
+// replicaStatus returns this replica's status for the other replicas.
+func (v *Server) replicaStatus() string {
 	r := &adminv1.Replica{Health: adminv1.Health_HEALTH_OK, IsDrained: !v.shutdown.drained().IsZero()}
 	for _, c := range v.health.Components() {
 		r.Health = max(r.GetHealth(), healthMessage(&c)) // the worst of them

@@ -141,7 +141,7 @@ func TestSays(t *testing.T) {
 		if o := v.loads.Accepted(); o != nil {
 			version = o.Version
 		}
-		if got := v.says(); got != step.want+version {
+		if got := v.replicaStatus(); got != step.want+version {
 			t.Errorf("status %q, want %q", got, step.want+version)
 		}
 	}

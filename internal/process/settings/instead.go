@@ -10,7 +10,7 @@ import (
 func (v *variable) instead(value string) (used, notice string) {
 	n, err := parseInt(value)
 	number := err == nil
-	says := func(what string) string { return v.says(value, what) }
+	says := func(what string) string { return v.notice(value, what) }
 	switch v.name {
 	case "BACKEND_TYPE", "CONFIG_TYPE":
 		return word(value, v.kind.accepts().words...), ""
@@ -45,8 +45,8 @@ func (v *variable) instead(value string) (used, notice string) {
 	return value, ""
 }
 
-// says returns a notice about a value of v.
-func (v *variable) says(value, what string) string {
+// notice returns a notice about a value of v.
+func (v *variable) notice(value, what string) string {
 	if withAt(value) {
 		return v.name + " " + what
 	}

@@ -320,7 +320,7 @@ func lookUp(given map[string]string) (values map[string]string, notices []string
 		case v.kind.check(value) != nil:
 			problems = append(problems, wrong(v.name, value, v.kind.takes()))
 		case v.to == tuning:
-			notices = append(notices, v.says(value, "has no effect: this server needs no such tuning"))
+			notices = append(notices, v.notice(value, "has no effect: this server needs no such tuning"))
 		}
 	}
 	if given["USE_STATSD"] == "" && (boolean.same(values["USE_PROMETHEUS"], "true") || boolean.same(values["USE_DOG_STATSD"], "true")) {

@@ -51,7 +51,7 @@ func Start(tb testing.TB, args ...string) *Server {
 // listens reports whether the process accepts connections and answers. If another process has taken the port, this one reports that and
 // ends.
 func listens(s *testkit.Server) bool {
-	stats, err := say(s.Addr(), "stats", patience)
+	stats, err := send(s.Addr(), "stats", patience)
 	return err == nil && strings.Contains(stats, fmt.Sprintf("STAT pid %d\n", s.PID()))
 }
 
@@ -66,23 +66,23 @@ func (s *Server) Stop() {
 	s.t.Helper()
 	s.Server.Stop()
 	testkit.Eventually(s.t, "memcached, which is suspended, no longer answers", func() bool {
-		_, err := say(s.Addr(), "version", hangs)
+		_, err := send(s.Addr(), "version", hangs)
 		return err != nil
 	})
 }
 
-// Say sends a command, followed by a line break and its data, if any, and returns the reply without the last line break. It does not
+// Send sends a command, followed by a line break and its data, if any, and returns the reply without the last line break. It does not
 // support TLS.
-func (s *Server) Say(command string) string {
+func (s *Server) Send(command string) string {
 	s.t.Helper()
-	reply, err := say(s.Addr(), command, patience)
+	reply, err := send(s.Addr(), command, patience)
 	if err != nil {
 		s.t.Fatalf("memcachedtest: %s: %v", command, err)
 	}
 	return reply
 }
 
-func say(addr, command string, within time.Duration) (string, error) {
+func send(addr, command string, within time.Duration) (string, error) {
 	conn, err := net.DialTimeout("tcp", addr, patience) //nolint:noctx // bounded by patience
 	if err != nil {
 		return "", err
@@ -113,7 +113,7 @@ func (s *Server) Items() map[string]time.Time {
 	s.t.Helper()
 	var dump string
 	testkit.Eventually(s.t, "memcached's crawler, which does the housekeeping too, has time", func() bool {
-		dump = s.Say("lru_crawler metadump all")
+		dump = s.Send("lru_crawler metadump all")
 		return !strings.HasPrefix(dump, "BUSY")
 	})
 	items := map[string]time.Time{}

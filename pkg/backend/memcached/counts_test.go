@@ -21,15 +21,15 @@ func TestCountsBeyondAnyLimit(t *testing.T) {
 	b := run(t, Config{Servers: []string{s.Addr()}, KeyFormat: ReferenceKeys, OpTimeout: slow, Now: at(7200)}, true)
 	huge := opOn("huge")
 	huge.Limits, huge.Take.Cost = perHour(math.MaxUint32), math.MaxUint32
-	if op := apply(b, huge); op.Decision.Admitted != 1 || s.Say("get huge_7200") != "VALUE huge_7200 0 10\n4294967295\nEND" {
-		t.Errorf("a take of all: %+v, %v; %q is there", op.Decision, op.Err, s.Say("get huge_7200"))
+	if op := apply(b, huge); op.Decision.Admitted != 1 || s.Send("get huge_7200") != "VALUE huge_7200 0 10\n4294967295\nEND" {
+		t.Errorf("a take of all: %+v, %v; %q is there", op.Decision, op.Err, s.Send("get huge_7200"))
 	}
 	if op := one(b, "huge"); op.Decision.Left != 0 || op.Decision.Admitted != 0 {
 		t.Errorf("beyond all: %+v, %v", op.Decision, op.Err)
 	}
 	for _, there := range []string{"9007199254740990", "9007199254740991", "9223372036854775807", "18446744073709551615"} {
 		for _, cost := range []uint64{1, math.MaxUint64} {
-			s.Say("set top_7200 0 0 " + fmt.Sprint(len(there)) + "\n" + there)
+			s.Send("set top_7200 0 0 " + fmt.Sprint(len(there)) + "\n" + there)
 			for range 3 {
 				op := opOn("top")
 				op.Take.Cost = cost
@@ -46,7 +46,7 @@ func TestGivingBack(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
 	b := run(t, Config{Servers: []string{s.Addr()}, KeyFormat: ReferenceKeys, OpTimeout: slow, Now: at(7200)}, true)
-	s.Say("flush_all")
+	s.Send("flush_all")
 	give := opOn("user")
 	give.Mode, give.Limits, give.Take.Cost = backend.Refund, perHour(100), 3
 	if op := apply(b, give); op.Err != nil || op.Decision.Admitted != 1 || op.Decision.Left != 100 || len(s.Items()) != 0 {
@@ -58,7 +58,7 @@ func TestGivingBack(t *testing.T) {
 	if op := apply(b, give); op.Err != nil || op.Decision.Left != 92 {
 		t.Errorf("3 of 11: %+v, %v", op.Decision, op.Err)
 	}
-	if got := s.Say("get user_7200"); got != "VALUE user_7200 0 2\n8 \nEND" {
+	if got := s.Send("get user_7200"); got != "VALUE user_7200 0 2\n8 \nEND" {
 		t.Errorf("what is stored is %q, want it with a blank", got)
 	}
 	if op := apply(b, look); op.Err != nil || op.Decision.Left != 92 {
@@ -75,7 +75,7 @@ func TestForeignValue(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
 	b := run(t, Config{Servers: []string{s.Addr()}, KeyFormat: ReferenceKeys, OpTimeout: slow, Now: at(7200)}, true)
-	s.Say("set bad_7200 0 0 8\nill will")
+	s.Send("set bad_7200 0 0 8\nill will")
 	for _, mode := range []backend.Mode{backend.Take, backend.Peek, backend.Refund} {
 		for range 12 { // if these were server failures, the breaker would open
 			var ops []backend.Op

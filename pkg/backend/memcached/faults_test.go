@@ -191,8 +191,8 @@ func TestDeadlines(t *testing.T) {
 		return !e.Unsent // unsent if this process was suspended first
 	})
 	s.Cont()
-	testkit.Eventually(t, "the hit of who has left", func() bool { return s.Say("get left_7200") == "VALUE left_7200 0 1\n1\nEND" })
-	if got := s.Say("get late_7200"); got != "END" {
+	testkit.Eventually(t, "the hit of who has left", func() bool { return s.Send("get left_7200") == "VALUE left_7200 0 1\n1\nEND" })
+	if got := s.Send("get late_7200"); got != "END" {
 		t.Errorf("what was not sent is there: %q", got)
 	}
 }

@@ -33,9 +33,9 @@ func TestReferenceGoesOn(t *testing.T) {
 		Servers: []string{s.Addr()}, KeyFormat: ReferenceKeys, KeyPrefix: "pre_", ExpirationJitter: 300 * time.Second,
 		OpTimeout: slow, Now: at(1234),
 	}, true)
-	s.Say("flush_all")
+	s.Send("flush_all")
 	const key = "pre_mongo_cps_database_users_1200" // of the minute that contains second 1234
-	s.Say("add " + key + " 0 60 1\n3")
+	s.Send("add " + key + " 0 60 1\n3")
 	op := backend.Op{
 		Name: []byte("mongo_cps_database_users_"), Take: engine.Take{Cost: 2, Count: 1},
 		Limits: engine.Limits{{Algorithm: engine.FixedWindow, Hits: 10, Window: 60e6, CountRefused: true}},
@@ -45,7 +45,7 @@ func TestReferenceGoesOn(t *testing.T) {
 	if diff := cmp.Diff(want, got.Decision); diff != "" || got.Err != nil {
 		t.Fatalf("%v (-want +got):\n%s", got.Err, diff)
 	}
-	if got := s.Say("incr " + key + " 1"); got != "6" {
+	if got := s.Send("incr " + key + " 1"); got != "6" {
 		t.Errorf("the reference goes on with %s, want 6", got)
 	}
 	if keys := slices.Collect(maps.Keys(s.Items())); !slices.Equal(keys, []string{key}) {
@@ -99,7 +99,7 @@ func TestKeysOfClients(t *testing.T) {
 	for _, format := range []KeyFormat{OurKeys, ReferenceKeys} {
 		for _, prefix := range []string{"", "pre fix", strings.Repeat("p", 300)} {
 			b := run(t, Config{Servers: []string{s.Addr()}, KeyFormat: format, KeyPrefix: prefix, OpTimeout: slow, Now: at(7200)}, true)
-			s.Say("flush_all")
+			s.Send("flush_all")
 			for round := range uint64(3) {
 				var ops []backend.Op
 				for _, name := range names {
@@ -147,7 +147,7 @@ func TestLongWindows(t *testing.T) {
 	b := run(t, Config{Servers: []string{s.Addr()}, ExpirationJitter: 300 * time.Second, OpTimeout: slow, Now: at(time.Now().Unix())}, true)
 	const day = 24 * time.Hour
 	for _, window := range []time.Duration{time.Second, time.Minute, day, 30*day - time.Second, 30 * day, 31 * day, 365 * day, 1 << 48 * time.Microsecond} {
-		s.Say("flush_all")
+		s.Send("flush_all")
 		op := opOn(window.String())
 		op.Limits[0].Window, op.Limits[0].Hits = engine.Micros(window.Microseconds()), 1
 		begun := time.Now()

@@ -74,8 +74,8 @@ func TestBackend(t *testing.T) {
 		FixedWindows: true,
 		Open: func(tb testing.TB, now func() engine.Micros) backend.Backend {
 			tb.Helper()
-			first.Say("flush_all")
-			second.Say("flush_all")
+			first.Send("flush_all")
+			second.Send("flush_all")
 			return run(tb, Config{
 				Servers: []string{first.Addr(), second.Addr()}, OpTimeout: slow, DialTimeout: slow, Now: now,
 				ExpirationJitter: 24 * time.Hour, // so that no counter expires on memcached's clock, which keeps running, before it does on the suite's
