@@ -147,7 +147,7 @@ type singles struct {
 	checks int
 	mask   uint64
 	seen   map[uint64]bool // whether a counter has been used again
-	again  int             // how many of them have
+	reused int             // how many of them have
 }
 
 // see records a check on a counter. It reports whether the counters of the rule are used once each, as watched for that long.
@@ -158,13 +158,13 @@ func (s *singles) see(key backend.Key, now time.Time, after time.Duration) bool 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.seen == nil || now.Sub(s.begun) >= singlesWindow {
-		s.begun, s.checks, s.mask, s.seen, s.again = now, 0, 0, map[uint64]bool{}, 0
+		s.begun, s.checks, s.mask, s.seen, s.reused = now, 0, 0, map[uint64]bool{}, 0
 	}
 	s.checks++
 	if h := binary.LittleEndian.Uint64(key[:]); h&s.mask == 0 {
 		again, known := s.seen[h]
 		if known && !again {
-			s.again++
+			s.reused++
 		}
 		s.seen[h] = known
 		if len(s.seen) > maxSingles {
@@ -174,7 +174,7 @@ func (s *singles) see(key backend.Key, now time.Time, after time.Duration) bool 
 	switch {
 	case s.checks < singlesChecks:
 		return false
-	case 100*s.again >= singlesOthers*len(s.seen):
+	case 100*s.reused >= singlesOthers*len(s.seen):
 		s.rests.Store(now.Add(singlesWindow).Unix())
 		s.seen = nil
 		return false
@@ -190,7 +190,7 @@ func (s *singles) thin() {
 			continue
 		}
 		if delete(s.seen, h); again {
-			s.again--
+			s.reused--
 		}
 	}
 }

@@ -165,11 +165,11 @@ func (b *Bucket) Rule(k Kind, at Micros) {
 		}
 	}
 	b.asking, b.failed = false, 0
-	b.again(now)
+	b.schedule(now)
 }
 
-// again schedules the next question after an interval if b has holders or follows RLS callers.
-func (b *Bucket) again(now Micros) {
+// schedule schedules the next question after an interval if b has holders or follows RLS callers.
+func (b *Bucket) schedule(now Micros) {
 	if len(b.holders) > 0 || b.follows {
 		b.due = min(b.due, now+b.interval())
 	}
@@ -309,7 +309,7 @@ func (b *Bucket) Pause(until Micros) { b.paused = b.clock.inside(until) }
 func (b *Bucket) Answer(at Micros, a Answer) {
 	now := b.advance(at)
 	b.asking = false
-	b.again(now)
+	b.schedule(now)
 	if !b.met {
 		b.hear(now, a.Rows)
 		b.met, b.due, b.paused = true, now, 0

@@ -170,7 +170,7 @@ func (s *Service) change(ctx context.Context, q proto.Message, f grpc.UnaryHandl
 	if !given {
 		return once()
 	}
-	return again(ctx, s.calls.of(who.Name), id, q, once)
+	return deduplicate(ctx, s.calls.of(who.Name), id, q, once)
 }
 
 // doneElsewhere returns an error if another replica, or an earlier process, has already executed the call of a.
@@ -185,8 +185,8 @@ func (s *Service) doneElsewhere(ctx context.Context, a *audit.Act) error {
 	return nil
 }
 
-// again runs once for a new call, or waits for the answer of the first call with this ID.
-func again(ctx context.Context, c *calls, id string, q proto.Message, once func() (any, error)) (answer any, err error) { //nolint:ireturn // signature of grpc
+// deduplicate runs once for a new call, or waits for the answer of the first call with this ID.
+func deduplicate(ctx context.Context, c *calls, id string, q proto.Message, once func() (any, error)) (answer any, err error) { //nolint:ireturn // signature of grpc
 	text, err := proto.MarshalOptions{Deterministic: true}.Marshal(q)
 	if err != nil {
 		return answer, status.Error(codes.InvalidArgument, "the request cannot be read again: "+err.Error())

@@ -32,11 +32,11 @@ const MaxTenants = 10_000_000
 
 // Config configures the sources of a table. The zero value has none.
 type Config struct {
-	Files bool             // [Tenants.Load] will be called
-	Store replicated.Store // nil without a store
-	Log   *slog.Logger     // nil discards
-	Event func(e Event)    // called for each event; may be nil
-	Again func()           // starts to reload the files and returns immediately; may be nil
+	Files       bool             // [Tenants.Load] will be called
+	Store       replicated.Store // nil without a store
+	Log         *slog.Logger     // nil discards
+	Event       func(e Event)    // called for each event; may be nil
+	ReloadFiles func()           // starts to reload the files and returns immediately; may be nil
 
 	// Check returns an error if a tenant's own number has no effect on a rule of its plan; may be nil.
 	Check func(plan string, requests uint64) error
@@ -176,8 +176,8 @@ func (t *Tenants) SetPlans(names []string) {
 		return
 	}
 	t.warn()
-	if s := t.status.Load(); s != nil && t.config.Again != nil && (s.Err != nil || before == nil) {
-		t.config.Again()
+	if s := t.status.Load(); s != nil && t.config.ReloadFiles != nil && (s.Err != nil || before == nil) {
+		t.config.ReloadFiles()
 	}
 }
 

@@ -23,9 +23,9 @@ import (
 const MaxConnections = 10_000
 
 const (
-	idleAfter = time.Second            // without a complete request of its client; no call of ShouldRateLimit lasts this long
-	askAgain  = 100 * time.Millisecond // interval of checking for an idle connection while a new one waits
-	calmAt    = 0.9                    // fraction of a limit below which it no longer counts as reached
+	idleAfter      = time.Second            // without a complete request of its client; no call of ShouldRateLimit lasts this long
+	idleCheckEvery = 100 * time.Millisecond // interval of checking for an idle connection while a new one waits
+	calmAt         = 0.9                    // fraction of a limit below which it no longer counts as reached
 
 	unanswered = 10 * time.Second // a connection whose client acknowledges nothing for this long is closed; package rlqs relies on it
 )
@@ -194,7 +194,7 @@ func (b *Listener) admit(c *Conn) bool {
 		}
 		select {
 		case <-b.freed:
-		case <-time.After(askAgain):
+		case <-time.After(idleCheckEvery):
 		case <-b.closed:
 			return false
 		}

@@ -30,7 +30,7 @@ func (v *Server) takeTenants() {
 		Log:   v.log,
 		Event: func(e tenants.Event) { events[e].Add(1) },
 		Check: func(plan string, requests uint64) error { return v.limiter.Rules().CheckNumber(plan, requests) },
-		Again: func() {
+		ReloadFiles: func() {
 			if v.listed != nil {
 				v.listed.Reload()
 			}

@@ -35,7 +35,7 @@ const (
 	writeTimeout = 3 * time.Second
 	lastTimeout  = 2 * time.Second  // for the last flush
 	unanswered   = 20 * time.Second // after this long without an answer, sent packets may be lost
-	lookAgain    = time.Minute      // interval of resolving the address of a UDP server
+	resolveEvery = time.Minute      // interval of resolving the address of a UDP server
 	logEvery     = time.Minute      // interval of logging the same message
 )
 
@@ -199,7 +199,7 @@ func (s *Sink) connect(ctx context.Context) error {
 // stale reports whether to reconnect, because the peer has closed the connection or may have a new address.
 func (s *Sink) stale() bool {
 	if s.gone == nil {
-		return time.Since(s.dialed) >= lookAgain
+		return time.Since(s.dialed) >= resolveEvery
 	}
 	select {
 	case <-s.gone:
