@@ -21,7 +21,7 @@ const (
 	askEvery        = time.Second            // interval of questions; see package shares
 	askSpread       = 250 * time.Millisecond // random delay of a due lease: otherwise replicas that ask in turn get the inflow in between
 	askTimeout      = 500 * time.Millisecond // of the store, so that a bucket does not stall
-	alone           = 10 * time.Second       // interval of questions of a bucket without clients and other replicas
+	idleEvery       = 10 * time.Second       // interval of questions of a bucket without clients and other replicas
 	followed        = 15 * time.Second       // lifetime of a bucket without clients after an RLS call
 	farewellTimeout = 2 * time.Second        // for sending the last row
 	delivery        = 10 * time.Second       // after which the connection of a client that does not acknowledge closes; see package netlimit
@@ -208,8 +208,8 @@ func (b *bucket) divide(l *lease) {
 	if l.Asked > 0 && !b.called.IsZero() {
 		b.called = time.Now()
 	}
-	if b.shares.Alone() {
-		b.shares.Pause(now() + shares.Micros(alone.Microseconds()))
+	if b.shares.Idle() {
+		b.shares.Pause(now() + shares.Micros(idleEvery.Microseconds()))
 	}
 }
 

@@ -198,8 +198,8 @@ func (b *Bucket) Follow(at Micros) {
 	b.soon(now)
 }
 
-// Alone reports whether b has neither holders nor other replicas.
-func (b *Bucket) Alone() bool { return len(b.holders) == 0 && len(b.others) == 0 }
+// Idle reports whether b has neither holders nor other replicas.
+func (b *Bucket) Idle() bool { return len(b.holders) == 0 && len(b.others) == 0 }
 
 // Leave records the end of a client's stream. Its assignments remain in force until they expire.
 func (b *Bucket) Leave(at Micros, id string) {

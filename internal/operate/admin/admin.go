@@ -40,8 +40,8 @@ type Config struct {
 	Acts *audit.Log
 	// Tenants is changed by SetTenant, UnsetTenant, and ImportTenants; nil means a read-only table.
 	Tenants *tenants.Tenants
-	// Alone explains why replicas do not share counters; empty if they do.
-	Alone string
+	// UnsharedCounters explains why replicas do not share counters; empty if they do.
+	UnsharedCounters string
 	// Log receives messages of Access, and Audit each change; nil discards.
 	Log, Audit *slog.Logger
 	// Changed is called after each call that made a change or failed; nil means no callback.

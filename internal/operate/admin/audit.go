@@ -142,7 +142,7 @@ func (s methods) Audit(ctx context.Context, q *adminv1.AuditRequest) (*adminv1.A
 		}
 		all = all[i+1:]
 	}
-	m := &adminv1.AuditResponse{IsPartial: !complete, Alone: s.controls.Alone()}
+	m := &adminv1.AuditResponse{IsPartial: !complete, Alone: s.controls.Unshared()}
 	if q.GetPageToken() == "" && !who.Limited() {
 		m.Failed = failedCalls(s.config.Acts.Failures())
 	}

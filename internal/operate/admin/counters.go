@@ -90,9 +90,9 @@ func (s methods) Reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.R
 // counting returns the replicas that share the counters.
 func (s *Service) counting(ctx context.Context) *adminv1.Reach {
 	switch {
-	case s.config.Alone != "":
-		return &adminv1.Reach{Replicas: 1, Alone: s.config.Alone}
-	case s.controls.Alone() != "": // the replicas are unknown
+	case s.config.UnsharedCounters != "":
+		return &adminv1.Reach{Replicas: 1, Alone: s.config.UnsharedCounters}
+	case s.controls.Unshared() != "": // the replicas are unknown
 		return new(adminv1.Reach)
 	}
 	return s.reach(ctx)

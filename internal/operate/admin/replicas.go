@@ -32,8 +32,8 @@ func replicaOf(text string) *adminv1.Replica {
 // replicas returns the reach of a control, and its replicas.
 func (s *Service) replicas(ctx context.Context) (*adminv1.Reach, []*adminv1.Replica) {
 	r := s.controls.Reach(ctx)
-	if r.Alone != "" {
-		return &adminv1.Reach{Replicas: 1, Alone: r.Alone}, nil
+	if r.Unshared != "" {
+		return &adminv1.Reach{Replicas: 1, Alone: r.Unshared}, nil
 	}
 	var all []*adminv1.Replica
 	for _, replica := range r.Replicas[:min(len(r.Replicas), mostReplicas)] {

@@ -34,15 +34,15 @@ var (
 
 // Config configures [Controls]. The zero value keeps controls only in this process.
 type Config struct {
-	Store  replicated.Store // nil without a store
-	Alone  string           // the reason why Store is nil, for people
-	Status func() string    // describes this process to other replicas; may be nil
-	Log    *slog.Logger     // nil discards
+	Store    replicated.Store // nil without a store
+	Unshared string           // the reason why Store is nil, for people
+	Status   func() string    // describes this process to other replicas; may be nil
+	Log      *slog.Logger     // nil discards
 }
 
 // Controls are the active controls. Its methods are safe for concurrent use.
 type Controls struct {
-	alone    string
+	unshared string
 	register *replicated.Register
 	entries  *entries
 }
@@ -55,7 +55,7 @@ func New(c Config) *Controls {
 	if c.Status == nil {
 		c.Status = func() string { return "" }
 	}
-	v := &Controls{alone: c.Alone, entries: newEntries()}
+	v := &Controls{unshared: c.Unshared, entries: newEntries()}
 	v.register = replicated.New(replicated.Config{
 		Table: v.entries, Store: c.Store, What: "controls", Status: c.Status, Failed: ErrStore, Log: c.Log,
 	})
@@ -90,7 +90,7 @@ func (c *Controls) Run(ctx context.Context) error {
 // Reach describes the replicas that controls apply to.
 type Reach struct {
 	Replicas []Replica // sorted by name; empty if unknown
-	Alone    string    // the reason why it is only this process, or empty if all replicas share the store
+	Unshared string    // the reason why it is only this process, or empty if all replicas share the store
 }
 
 // Replica is a process that shares the store.
@@ -103,7 +103,7 @@ type Replica struct {
 // Reach returns the replicas that controls apply to.
 func (c *Controls) Reach(ctx context.Context) Reach {
 	if !c.register.Shared() {
-		return Reach{Alone: c.Alone()}
+		return Reach{Unshared: c.Unshared()}
 	}
 	texts, err := c.register.Replicas(ctx)
 	if err != nil { // the replicas are then unknown
@@ -125,12 +125,12 @@ func replicas(texts []string, self string) (all []Replica) {
 	return all
 }
 
-// Alone returns the reason why controls apply only to this process, or "" if all replicas share the store.
-func (c *Controls) Alone() string {
+// Unshared returns the reason why controls apply only to this process, or "" if all replicas share the store.
+func (c *Controls) Unshared() string {
 	if c.register.Shared() {
 		return ""
 	}
-	return cmp.Or(c.alone, "it does not share its controls")
+	return cmp.Or(c.unshared, "it does not share its controls")
 }
 
 // List synchronizes with the store, and returns the active controls, sorted by domain, entries, and kind.

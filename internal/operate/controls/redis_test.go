@@ -87,7 +87,7 @@ func TestRedis(t *testing.T) {
 	if ttl := db.CLI("PTTL", "test:rl:{controls}:entries"); ttl != "-1" {
 		t.Errorf("controls in Redis expire after %s ms", ttl)
 	}
-	if r := all[0].Reach(t.Context()); len(r.Replicas) != 2 || r.Alone != "" {
+	if r := all[0].Reach(t.Context()); len(r.Replicas) != 2 || r.Unshared != "" {
 		t.Errorf("they are for %+v, want 2 replicas", r)
 	}
 

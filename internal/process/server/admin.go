@@ -34,13 +34,13 @@ func (v *Server) serveAdmin(ctx context.Context) error {
 	policy := v.access(v.listeners.grpc.Addr(), "GRPC_HOST")
 	policy.Socket = v.adminSocket() // the gRPC server also serves the admin socket
 	a := admin.New(v.limiter, admin.Config{
-		Access:   policy,
-		Controls: v.controls,
-		Acts:     v.audit,
-		Tenants:  v.tenants,
-		Alone:    v.store.alone,
-		Log:      v.log,
-		Audit:    v.config.Audit,
+		Access:           policy,
+		Controls:         v.controls,
+		Acts:             v.audit,
+		Tenants:          v.tenants,
+		UnsharedCounters: v.store.unsharedCounters,
+		Log:              v.log,
+		Audit:            v.config.Audit,
 		Changed: func(method string, done bool) {
 			result := "failed"
 			if done {

@@ -12,7 +12,7 @@ import (
 // serveRLQS registers the RLQS service, for clients that decide locally.
 func (v *Server) serveRLQS() {
 	c := rlqs.Config{
-		Shared: v.store.alone == "", Rows: v.store.rows, MaxAge: v.settings.GRPC.MaxAge, Log: v.log,
+		Shared: v.store.unsharedCounters == "", Rows: v.store.rows, MaxAge: v.settings.GRPC.MaxAge, Log: v.log,
 		Memory: v.settings.GRPC.RLQSMemory, AddressShare: v.settings.GRPC.AddressShare,
 	}
 	if v.observer != nil {

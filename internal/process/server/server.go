@@ -127,7 +127,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		v.registry.Gauge(stats.Watchers, func() float64 { return float64(v.observer.Watchers()) })
 	}
 	v.gate, v.unread = newGate(v.registry), v.registry.Counter(stats.ShedTotal, "", "calls")
-	v.controls = controls.New(controls.Config{Store: v.store.controls, Alone: v.store.unshared, Status: v.replicaStatus, Log: log})
+	v.controls = controls.New(controls.Config{Store: v.store.controls, Unshared: v.store.unshared, Status: v.replicaStatus, Log: log})
 	v.audit = audit.New(v.store.audit, log)
 	if v.reservations, err = secret.NewReservations(s.Backend.ReservationKey, v.store.keys, v.store.reservationKey, log); err != nil {
 		return nil, err

@@ -34,15 +34,15 @@ type store struct {
 	waits              func() map[string]time.Duration // how long operations wait, by node; nil without nodes
 
 	// operators reaches the same counters for the admin API; nil if Backend serves it too.
-	operators backend.Backend
-	local     *memory.Backend    // for on_failure: local; the backend itself with BACKEND_TYPE=memory
-	near      *nearcache.Backend // nil without a near cache
-	tasks     []task.Task        // background tasks; the last one stops first
-	name      string             // name of the backend, for people; empty for memory
-	what      string             // description of the backend, for people
-	keys      *secret.Keys       // from CACHE_KEY_SECRET_FILE; nil without it
-	audit     audit.Store        // shared audit log; nil if the backend cannot hold one
-	alone     string             // why replicas do not share counters; empty if they do
+	operators        backend.Backend
+	local            *memory.Backend    // for on_failure: local; the backend itself with BACKEND_TYPE=memory
+	near             *nearcache.Backend // nil without a near cache
+	tasks            []task.Task        // background tasks; the last one stops first
+	name             string             // name of the backend, for people; empty for memory
+	what             string             // description of the backend, for people
+	keys             *secret.Keys       // from CACHE_KEY_SECRET_FILE; nil without it
+	audit            audit.Store        // shared audit log; nil if the backend cannot hold one
+	unsharedCounters string             // why replicas do not share counters; empty if they do
 
 	prepaid *prepaid // checks for eviction of prepaid budgets; nil if the backend cannot hold any
 
@@ -173,11 +173,11 @@ const inMemory = "in-memory counters"
 func openMemory(s *settings.Settings, _ *slog.Logger, r *stats.Registry, _ *health.Tracker, t *tracing.Tracer) (*store, error) {
 	local := newMemory(s, r)
 	return &store{
-		Backend: t.Backend(local, tracing.Store{Span: "Memory Execution", Length: "operations length"}),
-		Store:   storehealth.Local(),
-		local:   local,
-		what:    "memory: counters are kept in this process only, and are lost when it ends",
-		alone:   inMemory, unshared: inMemory,
+		Backend:          t.Backend(local, tracing.Store{Span: "Memory Execution", Length: "operations length"}),
+		Store:            storehealth.Local(),
+		local:            local,
+		what:             "memory: counters are kept in this process only, and are lost when it ends",
+		unsharedCounters: inMemory, unshared: inMemory,
 	}, nil
 }
 
