@@ -154,7 +154,7 @@ type skewed struct{ by time.Duration }
 func (s skewed) now() int64 { return time.Now().Add(s.by).UnixMicro() }
 
 func (s skewed) Changes(_ context.Context, since replicated.Revision, _ string) (replicated.Changes, error) {
-	return replicated.Changes{Known: true, Revision: since, Now: s.now()}, nil
+	return replicated.Changes{Incremental: true, Revision: since, Now: s.now()}, nil
 }
 
 func (skewed) Put(_ context.Context, since replicated.Revision, _ []replicated.Entry, _ bool) (replicated.Revision, error) {

@@ -18,7 +18,7 @@ import (
 type given []replicated.Entry
 
 func (g given) Changes(context.Context, replicated.Revision, string) (replicated.Changes, error) {
-	return replicated.Changes{Known: true, Revision: replicated.Revision{Number: 1, Tag: "t"}, Now: time.Now().UnixMicro(), Entries: g}, nil
+	return replicated.Changes{Incremental: true, Revision: replicated.Revision{Number: 1, Tag: "t"}, Now: time.Now().UnixMicro(), Entries: g}, nil
 }
 
 func (given) Put(context.Context, replicated.Revision, []replicated.Entry, bool) (replicated.Revision, error) {

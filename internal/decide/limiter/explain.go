@@ -14,7 +14,7 @@ import (
 // Explanation describes how a request would be decided now.
 type Explanation struct {
 	Over        bool // the answer to the request is OVER_LIMIT
-	Known       bool // the domain has rules; otherwise the request passes
+	DomainKnown bool // the domain has rules; otherwise the request passes
 	Together    bool // the descriptors are charged together
 	Descriptors []Explained
 }
@@ -54,7 +54,7 @@ func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error)
 	failed := l.decideWithout(ctx, p)
 	l.fold(p)
 	d := p.domain
-	e := &Explanation{Over: p.verdict.Over && !failed, Known: d != nil, Together: d != nil && (d.ChargeTogether || l.config.StopWhenOver)}
+	e := &Explanation{Over: p.verdict.Over && !failed, DomainKnown: d != nil, Together: d != nil && (d.ChargeTogether || l.config.StopWhenOver)}
 	for i := range p.parts {
 		e.Descriptors = append(e.Descriptors, l.explained(r, p, i))
 	}

@@ -19,7 +19,7 @@ func (s *script) explain(words []string, body string) string {
 	}
 	var b strings.Builder
 	b.WriteString(code(e.Over))
-	if !e.Known {
+	if !e.DomainKnown {
 		b.WriteString(", no rules for the domain")
 	}
 	if e.Together {

@@ -62,14 +62,14 @@ type callers struct{ all sync.Map } // caller name → *calls
 
 // of returns the calls of a caller.
 func (c *callers) of(caller string) *calls {
-	all, _ := c.all.LoadOrStore(caller, &calls{known: make(map[string]*call)})
+	all, _ := c.all.LoadOrStore(caller, &calls{byID: make(map[string]*call)})
 	return all.(*calls)
 }
 
 // calls holds the remembered calls of one caller.
 type calls struct {
 	mu    sync.Mutex
-	known map[string]*call // by ID
+	byID  map[string]*call // by ID
 	order []*call          // by age, including forgotten ones
 	bytes int              // total size of the answers
 }
@@ -95,22 +95,22 @@ func (c *calls) begin(id string, hash [sha256.Size]byte) (of *call, isNew bool, 
 		c.forget(c.order[0])
 		c.order = c.order[1:]
 	}
-	if old := c.known[id]; old != nil {
+	if old := c.byID[id]; old != nil {
 		if old.hash != hash {
 			return nil, false, invalidf("another call used this x-request-id in the last ten minutes: use a new ID unless you repeat that call")
 		}
 		return old, false, nil
 	}
 	of = &call{id: id, at: now, hash: hash, done: make(chan struct{})}
-	c.known[id] = of
+	c.byID[id] = of
 	c.order = append(c.order, of)
 	return of, true, nil
 }
 
 // forget removes a call if it is still present. c.mu must be held.
 func (c *calls) forget(of *call) {
-	if c.known[of.id] == of {
-		delete(c.known, of.id)
+	if c.byID[of.id] == of {
+		delete(c.byID, of.id)
 		c.bytes -= of.size
 	}
 }
@@ -124,7 +124,7 @@ func (c *calls) finish(of *call, answer any, err error) {
 	switch {
 	case err != nil && status.Code(err) != mayBeDone:
 		c.forget(of)
-	case err == nil && c.known[of.id] == of:
+	case err == nil && c.byID[of.id] == of:
 		of.size = proto.Size(answer.(proto.Message))
 		c.bytes += of.size
 	}

@@ -23,7 +23,7 @@ func (s methods) Explain(ctx context.Context, q *adminv1.ExplainRequest) (*admin
 	if err != nil {
 		return nil, err
 	}
-	a := &adminv1.ExplainResponse{OverLimit: e.Over, DomainKnown: e.Known, ChargeTogether: e.Together}
+	a := &adminv1.ExplainResponse{OverLimit: e.Over, DomainKnown: e.DomainKnown, ChargeTogether: e.Together}
 	for i := range e.Descriptors {
 		m := explanationMessage(&e.Descriptors[i], whoOf(ctx))
 		if e.Descriptors[i].Rule != nil && e.Descriptors[i].Rule.RLQS != nil {

@@ -129,7 +129,7 @@ func (s methods) ListRules(ctx context.Context, q *adminv1.ListRulesRequest) (*a
 		return nil, err
 	}
 	answer.Time = timestamppb.Now()
-	controls := s.above(s.controls.Known())
+	controls := s.above(s.controls.Cached())
 	for _, r := range rules {
 		answer.States = append(answer.States, s.stateMessage(r, tally(r), controls[r]))
 	}

@@ -13,7 +13,7 @@ func (s methods) Status(ctx context.Context, _ *adminv1.StatusRequest) (*adminv1
 	p, who := s.config.Process, whoOf(ctx)
 	a := p.Status(who)
 	a.OnFailure = rulemessage.OnFailure(s.limiter.Fallback(nil))
-	for _, c := range s.controls.Known() {
+	for _, c := range s.controls.Cached() {
 		if who.Sees(c.Domain) {
 			a.Controls++
 		}

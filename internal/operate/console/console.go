@@ -68,10 +68,10 @@ type Config struct {
 type console struct {
 	Config
 
-	pages *template.Template
-	rates rates
-	known domains
-	turns map[bool]*throttle.Turns // for rendering pages, by whether the user may make changes
+	pages       *template.Template
+	rates       rates
+	domainCache domains
+	turns       map[bool]*throttle.Turns // for rendering pages, by whether the user may make changes
 }
 
 // New returns a handler for all paths below [Root]. It must run behind [http.CrossOriginProtection].

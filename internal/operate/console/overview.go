@@ -82,9 +82,9 @@ func (u *console) domains(ctx context.Context, r *http.Request) []string {
 	if err != nil || len(s.GetDomains()) > 0 {
 		return s.GetDomains()
 	}
-	u.known.mu.Lock()
-	defer u.known.mu.Unlock()
-	if version := s.GetRules().GetVersion(); u.known.version != version {
+	u.domainCache.mu.Lock()
+	defer u.domainCache.mu.Unlock()
+	if version := s.GetRules().GetVersion(); u.domainCache.version != version {
 		seen := map[string]bool{}
 		for q := new(adminv1.ListRulesRequest); len(seen) <= mostDomains; {
 			m, err := u.API.ListRules(ctx, q)
@@ -98,12 +98,12 @@ func (u *console) domains(ctx context.Context, r *http.Request) []string {
 				break
 			}
 		}
-		u.known.version, u.known.names = version, slices.Sorted(maps.Keys(seen))
+		u.domainCache.version, u.domainCache.names = version, slices.Sorted(maps.Keys(seen))
 	}
-	if len(u.known.names) > mostDomains {
+	if len(u.domainCache.names) > mostDomains {
 		return nil
 	}
-	return u.known.names
+	return u.domainCache.names
 }
 
 // lastChange shows the last reload that changed rules.

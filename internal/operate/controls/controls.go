@@ -136,11 +136,11 @@ func (c *Controls) Unshared() string {
 // List synchronizes with the store, and returns the active controls, sorted by domain, entries, and kind.
 func (c *Controls) List(ctx context.Context) []*override.Control {
 	_ = c.register.Sync(ctx) // after an error, use the last known controls
-	return c.Known()
+	return c.Cached()
 }
 
-// Known returns the active controls like List, but does not ask the store.
-func (c *Controls) Known() []*override.Control { return c.entries.live() }
+// Cached returns the active controls like List, but does not ask the store.
+func (c *Controls) Cached() []*override.Control { return c.entries.live() }
 
 func compare(a, b *override.Control) int {
 	return cmp.Or(cmp.Compare(a.Domain, b.Domain), slices.Compare(flat(a.Entries), flat(b.Entries)), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ID, b.ID))

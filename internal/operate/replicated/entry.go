@@ -25,12 +25,12 @@ type Revision struct {
 
 // Changes are the new entries of a register since a revision.
 type Changes struct {
-	Known    bool // the store knows the given revision; otherwise Entries starts from the beginning
-	Revision Revision
-	Now      int64    // by the store's clock, in µs since the epoch
-	More     bool     // call again for more entries
-	Entries  []Entry  // in the order of their changes, without replaced ones
-	Unread   []string // names of unreadable values, such as one that is too large
+	Incremental bool // the store knows the given revision; otherwise Entries starts from the beginning
+	Revision    Revision
+	Now         int64    // by the store's clock, in µs since the epoch
+	More        bool     // call again for more entries
+	Entries     []Entry  // in the order of their changes, without replaced ones
+	Unread      []string // names of unreadable values, such as one that is too large
 }
 
 // Errors of stores.

@@ -136,7 +136,7 @@ func (r *Register) sync(ctx context.Context) error {
 		if err != nil {
 			return r.failed(err)
 		}
-		if !c.Known {
+		if !c.Incremental {
 			r.beginReading()
 		}
 		for i := range c.Entries {
@@ -196,7 +196,7 @@ func (r *Register) endReading() {
 		}
 		r.lacks = nil
 	}
-	r.known.Store(true)
+	r.synced.Store(true)
 	r.reading, r.spoiled, r.inSync = false, r.spoiled && !r.reading, time.Now().Round(0)
 }
 

@@ -78,7 +78,7 @@ type Register struct {
 	config Config
 	name   string        // of this replica
 	first  chan struct{} // closed after the first synchronization, or after the store has failed
-	known  atomic.Bool   // set after the first synchronization
+	synced atomic.Bool   // set after the first synchronization
 	clock  clock
 
 	token chan struct{} // a token for using the store and follower
@@ -105,8 +105,8 @@ func (r *Register) Name() string { return r.name }
 // First returns a channel that is closed after the first synchronization, or after the store has failed.
 func (r *Register) First() <-chan struct{} { return r.first }
 
-// Known reports whether the register has synchronized with the store. Until then, entries of the store may be missing.
-func (r *Register) Known() bool { return r.known.Load() }
+// Synced reports whether the register has synchronized with the store. Until then, entries of the store may be missing.
+func (r *Register) Synced() bool { return r.synced.Load() }
 
 // Now returns the time by the store's clock, even while the store fails.
 func (r *Register) Now() time.Time { return r.clock.now() }

@@ -80,7 +80,7 @@ func (s *ScriptStore) Changes(ctx context.Context, since Revision, self string) 
 	}
 	tag, _ := fields[2].(string)
 	c = Changes{
-		Known: fields[0] == int64(1), Revision: Revision{number, tag}, Now: now, More: fields[4] == int64(1), Entries: make([]Entry, 0, len(texts)/2),
+		Incremental: fields[0] == int64(1), Revision: Revision{number, tag}, Now: now, More: fields[4] == int64(1), Entries: make([]Entry, 0, len(texts)/2),
 	}
 	for i := 0; i+1 < len(texts); i += 2 {
 		key, _ := texts[i].(string)

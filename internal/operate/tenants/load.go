@@ -250,7 +250,7 @@ func (t *Tenants) Load(files []Input, unread ...Problem) error {
 	t.loading.Lock()
 	defer t.loading.Unlock()
 	began := time.Now()
-	l := loader{table: plans.NewTable(t.seed), known: t.known.Load(), unknown: map[string]*unknownAt{}, largest: map[string]numberAt{}}
+	l := loader{table: plans.NewTable(t.seed), planNames: t.planNames.Load(), unknown: map[string]*unknownAt{}, largest: map[string]numberAt{}}
 	for _, p := range unread {
 		l.problems.Add(p.File, p.Line, p.Text)
 	}
@@ -312,12 +312,12 @@ func (t *Tenants) Status() *Status {
 
 // loader builds a table.
 type loader struct {
-	table    *plans.Table
-	known    *[]string // plans of the rules; nil before rules are loaded
-	unknown  map[string]*unknownAt
-	largest  map[string]numberAt // by plan
-	problems ProblemsError
-	loaded   int
+	table     *plans.Table
+	planNames *[]string // plans of the rules; nil before rules are loaded
+	unknown   map[string]*unknownAt
+	largest   map[string]numberAt // by plan
+	problems  ProblemsError
+	loaded    int
 }
 
 // numberAt is a tenant's own number with its place.
@@ -348,7 +348,7 @@ func (l *loader) read(f Input) {
 		case l.loaded == MaxTenants:
 			wrong(line, fmt.Sprintf("more than %d tenants", MaxTenants))
 			return false
-		case l.known != nil && !slices.Contains(*l.known, r.Plan):
+		case l.planNames != nil && !slices.Contains(*l.planNames, r.Plan):
 			l.unknownPlan(f.Name, line, r.Plan)
 			return true
 		}
@@ -377,7 +377,7 @@ func (l *loader) unknownPlan(file string, line int, plan string) {
 
 func (l *loader) unknownPlans() {
 	for plan, u := range l.unknown {
-		text := fmt.Sprintf("unknown plan '%s': use one that a rule defines: %s", descriptors.Shorten(plan), cmp.Or(strings.Join(*l.known, ", "), "none"))
+		text := fmt.Sprintf("unknown plan '%s': use one that a rule defines: %s", descriptors.Shorten(plan), cmp.Or(strings.Join(*l.planNames, ", "), "none"))
 		if u.times > 1 {
 			text += fmt.Sprintf(" (first of %d lines)", u.times)
 		}

@@ -54,13 +54,13 @@ const (
 
 // Tenants maps tenants to plans. Its methods are safe for concurrent use. A nil *Tenants is empty.
 type Tenants struct {
-	config Config
-	log    *slog.Logger
-	seed   maphash.Seed                // of all tables, so that a page token stays valid when a table is replaced
-	nonce  string                      // of this process, because page tokens depend on seed
-	plans  atomic.Pointer[plans.Plans] // holds nil without a source
-	shared *shared                     // nil without a store
-	known  atomic.Pointer[[]string]
+	config    Config
+	log       *slog.Logger
+	seed      maphash.Seed                // of all tables, so that a page token stays valid when a table is replaced
+	nonce     string                      // of this process, because page tokens depend on seed
+	plans     atomic.Pointer[plans.Plans] // holds nil without a source
+	shared    *shared                     // nil without a store
+	planNames atomic.Pointer[[]string]
 
 	register *replicated.Register
 	loading  sync.Mutex
@@ -167,11 +167,11 @@ func (t *Tenants) On() bool { return t != nil && (t.config.Files || t.config.Sto
 func (t *Tenants) First() <-chan struct{} { return t.register.First() }
 
 // StoreRead reports whether the store's tenants, if there is a store, have been read.
-func (t *Tenants) StoreRead() bool { return t == nil || t.config.Store == nil || t.register.Known() }
+func (t *Tenants) StoreRead() bool { return t == nil || t.config.Store == nil || t.register.Synced() }
 
 // SetPlans sets the sorted plan names of the rules, and warns of tenants on other plans.
 func (t *Tenants) SetPlans(names []string) {
-	before := t.known.Swap(&names)
+	before := t.planNames.Swap(&names)
 	if before != nil && slices.Equal(*before, names) {
 		return
 	}
@@ -196,10 +196,10 @@ type UnknownPlan struct {
 
 // Unknown returns the plans in the table that no rule has; nil before rules are loaded.
 func (t *Tenants) Unknown() (all []UnknownPlan) {
-	if t == nil || t.known.Load() == nil {
+	if t == nil || t.planNames.Load() == nil {
 		return nil
 	}
-	known := *t.known.Load()
+	known := *t.planNames.Load()
 	for _, s := range []plans.Source{plans.Store, plans.File} {
 		for _, c := range t.tableOf(s).Counts() {
 			if c.Tenants > 0 && !slices.Contains(known, c.Plan) {
