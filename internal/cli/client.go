@@ -200,7 +200,7 @@ func (c *client) credentials() (credentials.TransportCredentials, error) { //nol
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	if c.ca != "" {
-		pem, err := smallfile.Read(c.ca, smallfile.Most)
+		pem, err := smallfile.Read(c.ca, smallfile.MaxSize)
 		if err != nil {
 			return nil, fmt.Errorf("reading --ca: %w", err)
 		}

@@ -92,7 +92,7 @@ const (
 	KindName          // text that is not empty
 	KindWord          // one of Words
 	KindTime          // a length of time
-	KindNumber        // from Least to Most
+	KindNumber        // from Min to Max
 	KindFlag          // a boolean
 	KindSwitch        // a map with the keys of Inner, of which true is an empty one; false means that the key is absent
 	KindMap           // a map with the keys of Inner
@@ -102,10 +102,10 @@ const (
 
 // Type describes the values of a key.
 type Type struct {
-	Kind        Kind
-	Words       []string // accepted words
-	Least, Most uint64   // bounds of a number
-	Inner       Place    // of a map, even if the key also takes values of another kind
+	Kind     Kind
+	Words    []string // accepted words
+	Min, Max uint64   // bounds of a number
+	Inner    Place    // of a map, even if the key also takes values of another kind
 }
 
 // Keyword is a row of the grammar: a key, the places where it has an effect, and its values. In all other places, keys of
@@ -132,7 +132,7 @@ func Keywords() (table []Keyword) {
 		about string
 	}
 	text, name, span, flag := Type{Kind: KindText}, Type{Kind: KindName}, Type{Kind: KindTime}, Type{Kind: KindFlag}
-	numbers := func(least, most uint64) Type { return Type{Kind: KindNumber, Least: least, Most: most} }
+	numbers := func(least, most uint64) Type { return Type{Kind: KindNumber, Min: least, Max: most} }
 	number := func(least uint64) Type { return numbers(least, math.MaxUint32) }
 	words := func(all ...string) Type { return Type{Kind: KindWord, Words: all} }
 	mapOf := func(keys Place) Type { return Type{Kind: KindMap, Inner: keys} }
@@ -179,7 +179,7 @@ func Keywords() (table []Keyword) {
 		{KeyEscalate, InPenalty, 0, number(1), "The factor by which each penalty is longer than the previous one."},
 		{KeyReserve, InLimit, 0, mapOf(InReserve), "Reserves hits when a request arrives, and settles them once their true cost is known."},
 		{KeyTTL, InReserve, 0, span, "How long hits stay reserved."},
-		{KeyEstimate, InReserve, 0, Type{Kind: KindNumber, Least: 1, Most: math.MaxUint32, Inner: InEstimate}, "How many hits to reserve for a request that does not set a number: a number, or a map, for a percentile of the true costs."},
+		{KeyEstimate, InReserve, 0, Type{Kind: KindNumber, Min: 1, Max: math.MaxUint32, Inner: InEstimate}, "How many hits to reserve for a request that does not set a number: a number, or a map, for a percentile of the true costs."},
 		{KeyStart, InEstimate, 0, number(1), "The estimate until 20 true costs are known."},
 		{KeyPercentile, InEstimate, 0, numbers(1, 100), "The percentile of the last 256 true costs that is the estimate; 90 by default."},
 		{KeyMin, InEstimate, 0, number(1), "The smallest estimate."},
@@ -213,7 +213,7 @@ func typeOf(p engine.Parameter) Type {
 		engine.KindNumber: KindNumber, engine.KindFlag: KindFlag, engine.KindTime: KindTime, engine.KindWord: KindWord, engine.KindZone: KindName,
 	}[p.Kind()]
 	inner := map[engine.Parameter]Place{engine.ParamCalendar: InCalendar}[p]
-	return Type{Kind: kind, Words: p.Words(), Least: least, Most: most, Inner: inner}
+	return Type{Kind: kind, Words: p.Words(), Min: least, Max: most, Inner: inner}
 }
 
 // Grammar maps names to rows. Each Load builds one.

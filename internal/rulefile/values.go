@@ -116,7 +116,7 @@ func (r *Reader) flag(k *Keyword, n *yaml.Node) (on uint64, where Mark) {
 
 // number reads an unsigned 32-bit integer, or a larger one if k takes it. Null means absent.
 func (r *Reader) number(k *Keyword, n *yaml.Node) (number uint64, where Mark) {
-	most := max(k.Most, math.MaxUint32) // narrower bounds are validated later
+	most := max(k.Max, math.MaxUint32) // narrower bounds are validated later
 	want := "want a whole number from 0 to " + strconv.FormatUint(most, 10)
 	if Target(n).Kind == yaml.ScalarNode {
 		s, ok := r.scalar(n, want)

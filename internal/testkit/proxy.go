@@ -21,7 +21,7 @@ type Proxy struct {
 
 	Accepted atomic.Int64 // connections so far
 	Open     atomic.Int64 // current connections
-	Most     atomic.Int64 // maximum of Open
+	MaxOpen  atomic.Int64 // maximum of Open
 
 	addr    string
 	target  atomic.Pointer[string]
@@ -62,7 +62,7 @@ func (p *Proxy) Reset() { p.conns.cut(true) }
 
 func (p *Proxy) serve(c net.Conn) {
 	p.Accepted.Add(1)
-	p.Most.Store(max(p.Most.Load(), p.Open.Add(1)))
+	p.MaxOpen.Store(max(p.MaxOpen.Load(), p.Open.Add(1)))
 	defer p.Open.Add(-1)
 	pass := p.replies.Load()
 	s, err := net.Dial("tcp", *p.target.Load()) //nolint:noctx // on this machine

@@ -13,8 +13,8 @@ import (
 // Shards is the number of parts of a table. Each has a lock, which a lookup or change holds for one tenant.
 const Shards = 256
 
-// Most is the maximum number of plan names in a table. Tenants on further plans get the empty plan name, which no rule has.
-const Most = 4096
+// MaxNames is the maximum number of plan names in a table. Tenants on further plans get the empty plan name, which no rule has.
+const MaxNames = 4096
 
 // Table holds the tenants of one source. It is safe for concurrent use.
 type Table struct {
@@ -135,7 +135,7 @@ func (t *Table) plan(name string) *plan {
 	p := t.plans[name]
 	switch {
 	case p != nil:
-	case len(t.plans) == Most:
+	case len(t.plans) == MaxNames:
 		p = t.plans[""]
 	default:
 		p = &plan{name: name}

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// Most is the maximum size in bytes of a file with certificates or a password. A bundle of all of a system's CAs has a quarter of it.
-const Most = 1 << 20
+// MaxSize is the maximum size in bytes of a file with certificates or a password. A bundle of all of a system's CAs has a quarter of it.
+const MaxSize = 1 << 20
 
 // patience is the maximum time for the content of a pipe or device, such as the output of a command that asks a vault.
 const patience = 10 * time.Second
@@ -67,11 +67,11 @@ func ReadAll(f *os.File, most int, patience time.Duration) ([]byte, error) {
 
 // KeyPair reads a certificate and its key from PEM files.
 func KeyPair(cert, key string) (tls.Certificate, error) {
-	c, err := Read(cert, Most)
+	c, err := Read(cert, MaxSize)
 	if err != nil {
 		return tls.Certificate{}, err
 	}
-	k, err := Read(key, Most)
+	k, err := Read(key, MaxSize)
 	if err != nil {
 		return tls.Certificate{}, err
 	}

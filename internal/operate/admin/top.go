@@ -43,7 +43,7 @@ func (s methods) Top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopRe
 		return nil, err
 	}
 	who := whoOf(ctx)
-	query := observe.Query{Filter: filterOf(q), Most: most}
+	query := observe.Query{Filter: filterOf(q), MaxRows: most}
 	query.Domains = who.Domains
 	if ranking == adminv1.Ranking_RANKING_REJECTED {
 		query.By = observe.Rejected

@@ -55,11 +55,11 @@ const (
 
 // chart shows the requests of the last minutes or the last hour.
 type chart struct {
-	Since         string // its period
-	Most, Slowest string // maximums of the two scales
-	Label         string // the chart as text
-	Latency       figure
-	Counts        []figure // requests, allowed, rejected, and further outcomes that occurred
+	Since        string // its period
+	Max, Slowest string // maximums of the two scales
+	Label        string // the chart as text
+	Latency      figure
+	Counts       []figure // requests, allowed, rejected, and further outcomes that occurred
 }
 
 // figure is a metric over the period of a chart.
@@ -132,8 +132,8 @@ func draw(samples []Sample) *chart {
 	}
 	worst := slowest(slices.Concat(parts...))
 	c.Latency.Line, c.Latency.Area = curve(slow, worst)
-	c.Most, c.Slowest, c.Latency.All = count(top)+"/s", latency(worst), "at most "+latency(worst)
-	c.Label = fmt.Sprintf("Requests over the last %s, at most %s. Now: allowed %s, rejected %s", since, c.Most, c.Counts[1].Now, c.Counts[2].Now)
+	c.Max, c.Slowest, c.Latency.All = count(top)+"/s", latency(worst), "at most "+latency(worst)
+	c.Label = fmt.Sprintf("Requests over the last %s, at most %s. Now: allowed %s, rejected %s", since, c.Max, c.Counts[1].Now, c.Counts[2].Now)
 	return c
 }
 

@@ -211,14 +211,14 @@ func (u *console) rulesAt(ctx context.Context, path, domain string) ([]*rated, e
 // rulePage is a rule, its counters, and the controls that override it.
 type rulePage struct {
 	*rated
-	Others   []*rated // other rules with the same path and domain
-	Domain   string
-	YAML     string
-	Bounds   []string
-	Busiest  *adminv1.TopResponse
-	Most     *adminv1.TopResponse // the most rejected descriptors
-	Window   string               // of the lists: minute or hour
-	Controls []*adminv1.Control
+	Others       []*rated // other rules with the same path and domain
+	Domain       string
+	YAML         string
+	Bounds       []string
+	Busiest      *adminv1.TopResponse
+	MostRejected *adminv1.TopResponse // the most rejected descriptors
+	Window       string               // of the lists: minute or hour
+	Controls     []*adminv1.Control
 }
 
 func (u *console) rule(ctx context.Context, r *http.Request) (*rulePage, error) {
@@ -242,11 +242,11 @@ func (u *console) rule(ctx context.Context, r *http.Request) (*rulePage, error) 
 	if err != nil {
 		return nil, err
 	}
-	p.Most, err = u.API.Top(ctx, &adminv1.TopRequest{Rule: path, Domain: p.Domain, Window: window, PageSize: 10, Ranking: adminv1.Ranking_RANKING_REJECTED})
+	p.MostRejected, err = u.API.Top(ctx, &adminv1.TopRequest{Rule: path, Domain: p.Domain, Window: window, PageSize: 10, Ranking: adminv1.Ranking_RANKING_REJECTED})
 	if err != nil {
 		return nil, err
 	}
-	p.Most.Entries = slices.DeleteFunc(p.Most.GetEntries(), func(e *adminv1.TopEntry) bool { return e.GetRejected() == 0 })
+	p.MostRejected.Entries = slices.DeleteFunc(p.MostRejected.GetEntries(), func(e *adminv1.TopEntry) bool { return e.GetRejected() == 0 })
 	ids := x.State.GetControls()
 	for token := ""; len(ids) > len(p.Controls); {
 		m, err := u.API.ListControls(ctx, &adminv1.ListControlsRequest{Domain: p.Domain, PageSize: 500, PageToken: token})

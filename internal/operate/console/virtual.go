@@ -113,7 +113,7 @@ func play(yaml string, n int, over time.Duration) (played, error) {
 // plot shows the remaining hits over the next window without further requests.
 type plot struct {
 	Line, Area string // of SVG, in a box of points × chartHeight
-	Most       uint64
+	Max        uint64
 	Until      string
 	Label      string
 }
@@ -143,7 +143,7 @@ func refills(l *adminv1.Limit, c *adminv1.Counter, now time.Time) *plot {
 	}
 	line, area := curve(values, float64(most))
 	return &plot{
-		Line: line, Area: area, Most: most, Until: short(window),
+		Line: line, Area: area, Max: most, Until: short(window),
 		Label: fmt.Sprintf("Hits left: %d of %d now, full again in %s if none are consumed", c.GetLeft(), most, short(c.GetResetAfter().AsDuration())),
 	}
 }

@@ -112,7 +112,7 @@ func TestDraw(t *testing.T) {
 	}
 	samples[30].Slow = 0.02
 	c := draw(samples)
-	got := []string{c.Since, c.Most, c.Slowest, c.Latency.Now, c.Latency.All}
+	got := []string{c.Since, c.Max, c.Slowest, c.Latency.Now, c.Latency.All}
 	for _, f := range c.Counts {
 		got = append(got, f.Title+" "+f.Now+" "+f.All)
 	}

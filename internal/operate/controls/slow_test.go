@@ -69,7 +69,7 @@ func TestSlowLink(t *testing.T) {
 	if each > 4000 {
 		t.Errorf("a control takes %d bytes", each)
 	}
-	if most := proxy.Most.Load(); most > 6 { // of the side channel and the backend, an old and a new one each
+	if most := proxy.MaxOpen.Load(); most > 6 { // of the side channel and the backend, an old and a new one each
 		t.Errorf("%d connections at once", most)
 	}
 

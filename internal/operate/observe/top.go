@@ -65,9 +65,9 @@ const (
 type Query struct {
 	Filter
 
-	By     Ranking
-	Window Window
-	Most   int // maximum number of rows; 0 means all
+	By      Ranking
+	Window  Window
+	MaxRows int // maximum number of rows; 0 means all
 }
 
 // Row has the counts of one descriptor.
@@ -329,8 +329,8 @@ func (o *Observer) Top(q Query) Answer {
 			}))
 	})
 	a.rank(rules, q.By)
-	if q.Most > 0 {
-		a.Rows, a.Rules = a.Rows[:min(len(a.Rows), q.Most)], a.Rules[:min(len(a.Rules), q.Most)]
+	if q.MaxRows > 0 {
+		a.Rows, a.Rules = a.Rows[:min(len(a.Rows), q.MaxRows)], a.Rules[:min(len(a.Rules), q.MaxRows)]
 	}
 	return a
 }

@@ -81,7 +81,7 @@ func TestFewAreCountedExactly(t *testing.T) {
 		check(t, s.Top(observe.Query{}),
 			"shop.user user=ann [{3 0} {0 0}]", "shop.other user=ann [{2 0} {2 0}]", " user=eve [{1 0} {0 0}]", "shop.user user=bob [{1 0} {1 0}]")
 		check(t, s.Top(observe.Query{By: observe.Rejected}), "shop.other user=ann [{2 0} {2 0}]", "shop.user user=bob [{1 0} {1 0}]")
-		check(t, s.Top(observe.Query{Filter: observe.Filter{Rule: "shop.user"}, Most: 1}), "shop.user user=ann [{3 0} {0 0}]")
+		check(t, s.Top(observe.Query{Filter: observe.Filter{Rule: "shop.user"}, MaxRows: 1}), "shop.user user=ann [{3 0} {0 0}]")
 		check(t, s.Top(observe.Query{Filter: observe.Filter{Rule: "shop.none"}}))
 	})
 }
@@ -207,7 +207,7 @@ func TestZipf(t *testing.T) {
 		for by, truth := range map[observe.Ranking][]float64{observe.Busiest: asked, observe.Rejected: rejected} {
 			for _, rule := range []string{"", "shop.user"} {
 				for _, window := range []observe.Window{observe.Minute, observe.Hour} {
-					checkZipf(t, s.Top(observe.Query{Filter: observe.Filter{Rule: rule}, By: by, Window: window, Most: 100}), by, truth)
+					checkZipf(t, s.Top(observe.Query{Filter: observe.Filter{Rule: rule}, By: by, Window: window, MaxRows: 100}), by, truth)
 				}
 			}
 		}
@@ -341,7 +341,7 @@ func TestFlood(t *testing.T) {
 		}
 		hour := observe.Query{Window: observe.Hour}
 		for _, window := range []observe.Window{observe.Minute, observe.Hour} {
-			a := s.Top(observe.Query{Window: window, Most: 5})
+			a := s.Top(observe.Query{Window: window, MaxRows: 5})
 			ann := a.Rows[0].Counts[observe.Busiest]
 			if string(a.Rows[0].Entries[0].Value) != "ann" || ann.Hits+ann.Error < 270 || ann.Hits > 270 || a.Missing[observe.Busiest] == 0 {
 				t.Errorf("first row %q with %v, missing %v", a.Rows[0].Entries, ann, a.Missing)

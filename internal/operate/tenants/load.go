@@ -366,7 +366,7 @@ func (l *loader) read(f Input) {
 func (l *loader) unknownPlan(file string, line int, plan string) {
 	u := l.unknown[plan]
 	if u == nil {
-		if len(l.unknown) == plans.Most {
+		if len(l.unknown) == plans.MaxNames {
 			return
 		}
 		u = &unknownAt{file: file, line: line}

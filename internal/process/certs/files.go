@@ -60,5 +60,5 @@ func readFile(path string) ([]byte, error) {
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a file: use a file in PEM form", path)
 	}
-	return smallfile.Read(path, smallfile.Most)
+	return smallfile.Read(path, smallfile.MaxSize)
 }

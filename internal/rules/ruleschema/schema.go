@@ -304,7 +304,7 @@ func ofKind(k rulefile.Keyword) schema {
 			"examples": []string{"500ms", "30s", "5m", "24h"},
 		}
 	case rulefile.KindNumber:
-		return schema{"type": []string{"integer", "null"}, "minimum": k.Least, "maximum": k.Most}
+		return schema{"type": []string{"integer", "null"}, "minimum": k.Min, "maximum": k.Max}
 	case rulefile.KindFlag, rulefile.KindSwitch:
 		return schema{"type": []string{"boolean", "null"}}
 	case rulefile.KindMap:

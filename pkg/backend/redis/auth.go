@@ -43,7 +43,7 @@ func (c *Config) age() time.Duration {
 func credentials(file, set, fromURL string) (user, password string, err error) {
 	text := cmp.Or(set, fromURL)
 	if file != "" {
-		read, err := smallfile.Read(file, smallfile.Most)
+		read, err := smallfile.Read(file, smallfile.MaxSize)
 		if err != nil {
 			return "", "", fmt.Errorf("reading the password: %w", err)
 		}

@@ -58,10 +58,10 @@ func TestF16_ConnectionStorm(t *testing.T) {
 		p.Silent.Store(true)
 		p.Reset()
 		testkit.Eventually(t, "the old connections to end", func() bool { return p.Open.Load() <= 4 })
-		p.Most.Store(0)
+		p.MaxOpen.Store(0)
 		time.Sleep(time.Second)
-		testkit.Eventually(t, "an attempt to connect", func() bool { return p.Most.Load() > 0 })
-		if most := p.Most.Load(); most > 4 {
+		testkit.Eventually(t, "an attempt to connect", func() bool { return p.MaxOpen.Load() > 0 })
+		if most := p.MaxOpen.Load(); most > 4 {
 			t.Errorf("%d connections were being opened at once, want 1 to 4", most)
 		}
 		p.Silent.Store(false)

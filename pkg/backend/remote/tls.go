@@ -21,7 +21,7 @@ type TLSFiles struct {
 func (f TLSFiles) Load() (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if f.CA != "" {
-		pem, err := smallfile.Read(f.CA, smallfile.Most)
+		pem, err := smallfile.Read(f.CA, smallfile.MaxSize)
 		if err != nil {
 			return nil, fmt.Errorf("reading the backend's CA: %w", err)
 		}

@@ -72,7 +72,7 @@ func (t TLS) credentials() (credentials.TransportCredentials, error) { //nolint:
 		c.Certificates = []tls.Certificate{pair}
 	}
 	if t.CA != "" {
-		pem, err := smallfile.Read(t.CA, smallfile.Most)
+		pem, err := smallfile.Read(t.CA, smallfile.MaxSize)
 		if err != nil {
 			return nil, fmt.Errorf("loading the control plane's CA: %w", err)
 		}
