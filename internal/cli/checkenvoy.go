@@ -40,10 +40,10 @@ func checkEnvoy(path string, strict bool, rules []*descriptors.Set) (_ descripto
 	if err := yaml.Unmarshal(sources[0].Data, &text); err != nil {
 		return failed("reading the Envoy configuration: " + err.Error())
 	}
-	left := mostNodes
+	left := maxNodes
 	tree := expanded(&text, &left)
 	if tree == nil {
-		return failed(sprintf("with its aliases expanded, this file has more than %d values", mostNodes))
+		return failed(sprintf("with its aliases expanded, this file has more than %d values", maxNodes))
 	}
 	c.limits(mappings(tree, nil))
 	c.visit(tree, nil)
@@ -55,8 +55,8 @@ func checkEnvoy(path string, strict bool, rules []*descriptors.Set) (_ descripto
 		descriptors.CountText(c.calls, "filter"), c.open, c.filters, descriptors.CountText(len(c.Problems), "warning")), nil
 }
 
-// mostNodes is the maximum number of YAML nodes after aliases are expanded: a hundred times a large configuration.
-const mostNodes = 1_000_000
+// maxNodes is the maximum number of YAML nodes after aliases are expanded: a hundred times a large configuration.
+const maxNodes = 1_000_000
 
 // expanded returns a copy of n in which each alias is replaced by its anchor's value, as Envoy reads it. Each node decrements *left.
 // It returns nil when *left becomes negative, which an anchor that contains itself always causes.

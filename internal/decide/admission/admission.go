@@ -24,11 +24,11 @@ import (
 )
 
 const (
-	mostInFlight = 4096                   // calls; upper bound of the limit
-	startsLate   = time.Millisecond       // from a call's headers to its handler; at this delay the process is busy
-	restTime     = time.Millisecond       // between two rounds while all calls in flight wait for a store
-	mostBytes    = 64 << 20               // total size of the messages of waiting calls
-	idleAfter    = 100 * time.Millisecond // without a waiting call, after which Stats reports no wait
+	maxInFlight = 4096                   // calls; upper bound of the limit
+	startsLate  = time.Millisecond       // from a call's headers to its handler; at this delay the process is busy
+	restTime    = time.Millisecond       // between two rounds while all calls in flight wait for a store
+	maxBytes    = 64 << 20               // total size of the messages of waiting calls
+	idleAfter   = 100 * time.Millisecond // without a waiting call, after which Stats reports no wait
 )
 
 // Verdict is the result of waiting for a turn.
@@ -85,7 +85,7 @@ type Gate struct {
 func New(patience time.Duration) *Gate {
 	g := &Gate{patience: patience, pass: newPoller().pass, kick: make(chan struct{}, 1), begun: time.Now(), core: newCore()}
 	g.calls.New = func() any { return &waiting{turn: make(chan Verdict, 1)} }
-	g.limit.Store(mostInFlight)
+	g.limit.Store(maxInFlight)
 	return g
 }
 
@@ -224,7 +224,7 @@ func (g *Gate) Stats() Stats {
 		s.Wait = g.core.waited
 	}
 	if !g.busy.Load() && idle > surgeEnds {
-		s.Limit = mostInFlight
+		s.Limit = maxInFlight
 	}
 	return s
 }

@@ -5,7 +5,7 @@ import "time"
 const (
 	leastInFlight = 16 // calls; with fewer, giving turns would cost more than the calls
 	lapPart       = 8  // a lap may take at most 1/lapPart of the callers' patience
-	mostCut       = 2  // a long lap divides the limit by at most this
+	maxCut        = 2  // a long lap divides the limit by at most this
 	growthPart    = 16 // a short lap that met the limit raises it by 1/growthPart, plus 1
 )
 
@@ -23,9 +23,9 @@ func (l *limit) update(lap, patience time.Duration, worked int, met bool) {
 	target := patience / lapPart
 	switch {
 	case lap > target:
-		part := float64(max(target, lap/mostCut)) / float64(lap)
+		part := float64(max(target, lap/maxCut)) / float64(lap)
 		l.calls = max(leastInFlight, int(float64(min(l.calls, worked))*part))
 	case met:
-		l.calls = min(mostInFlight, l.calls+1+l.calls/growthPart)
+		l.calls = min(maxInFlight, l.calls+1+l.calls/growthPart)
 	}
 }

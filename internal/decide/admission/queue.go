@@ -58,7 +58,7 @@ const (
 )
 
 func newCore() core {
-	return core{limit: limit{calls: mostInFlight}, queue: newQueue(), patience: usualPatience, rounds: 1, worked: mostInFlight}
+	return core{limit: limit{calls: maxInFlight}, queue: newQueue(), patience: usualPatience, rounds: 1, worked: maxInFlight}
 }
 
 // room returns how many more calls may wait.
@@ -88,7 +88,7 @@ func (c *core) letIn(s *Source) bool {
 // enqueue adds w, whose caller gives up at deadline, to the queue. It reports whether there was room for it.
 func (c *core) enqueue(now, deadline time.Duration, w *waiting) bool {
 	c.recordDomain(w)
-	if c.queue.bytes+w.Size > mostBytes {
+	if c.queue.bytes+w.Size > maxBytes {
 		return false
 	}
 	w.came, w.deadline, w.Cost = now, deadline, max(w.Cost, 1)
@@ -96,7 +96,7 @@ func (c *core) enqueue(now, deadline time.Duration, w *waiting) bool {
 	c.patience += (max(w.patience, leastPatience) - c.patience) / averageOf
 	if c.queue.calls == 0 {
 		if now-c.drained > surgeEnds {
-			c.limit.calls, c.worked = mostInFlight, mostInFlight
+			c.limit.calls, c.worked = maxInFlight, maxInFlight
 		}
 		c.emptied = now
 	}

@@ -12,7 +12,7 @@ import (
 // How many true costs a learned estimate is computed from. With 256 of them, the value at percentile 90 is one from percentile 86 to 94, at
 // a confidence of 95 %.
 const (
-	mostCosts  = 256
+	maxCosts   = 256
 	leastCosts = 20
 )
 
@@ -21,7 +21,7 @@ type costs struct {
 	mu     sync.Mutex
 	last   []uint64 // in the order of their settlements, from next on
 	sorted []uint64
-	next   int // index in last of the oldest one, once there are mostCosts
+	next   int // index in last of the oldest one, once there are maxCosts
 }
 
 // add adds the true cost of a settlement. A cost of 0 does not count: requests that fail cost nothing, and an outage must not lower the
@@ -32,13 +32,13 @@ func (c *costs) add(cost uint64) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.last) < mostCosts {
+	if len(c.last) < maxCosts {
 		c.last = append(c.last, cost)
 	} else {
 		i, _ := slices.BinarySearch(c.sorted, c.last[c.next])
 		c.sorted = slices.Delete(c.sorted, i, i+1)
 		c.last[c.next] = cost
-		c.next = (c.next + 1) % mostCosts
+		c.next = (c.next + 1) % maxCosts
 	}
 	i, _ := slices.BinarySearch(c.sorted, cost)
 	c.sorted = slices.Insert(c.sorted, i, cost)

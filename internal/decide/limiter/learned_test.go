@@ -68,7 +68,7 @@ func TestCostsAgainstSorting(t *testing.T) {
 			cost := draw()
 			c.add(cost)
 			all = append(all, cost)
-			last := slices.Sorted(slices.Values(all[max(0, len(all)-mostCosts):]))
+			last := slices.Sorted(slices.Values(all[max(0, len(all)-maxCosts):]))
 			got, from := c.estimate(r)
 			if from == 0 {
 				continue
@@ -102,7 +102,7 @@ func TestCostsConcurrently(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if len(c.sorted) != mostCosts || !slices.IsSorted(c.sorted) {
+	if len(c.sorted) != maxCosts || !slices.IsSorted(c.sorted) {
 		t.Errorf("%d costs are known, sorted: %t", len(c.sorted), slices.IsSorted(c.sorted))
 	}
 }

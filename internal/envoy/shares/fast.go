@@ -7,7 +7,7 @@ const (
 	payBack        = 10 * second // two report intervals: time over which surplus is handed out and debt paid back
 	overdraw       = 0.9         // of the hits that can probably be debited: more would go unnoticed
 	slowly         = 0.98        // of the rate: handed out while little is paid back
-	mostUnwanted   = 2           // times the rate: maximum handed out from a large burst beyond the demand
+	maxUnwanted    = 2           // times the rate: maximum handed out from a large burst beyond the demand
 	wantedHeadroom = 0.25        // beyond the demand: part handed out if that is more
 
 	askAhead = 1.1 // times the interval between two questions: an answer takes a while
@@ -47,7 +47,7 @@ func (b *Bucket) fastCapacity(now Micros) float64 {
 	rate, spare := b.Limit.rate(), b.spare(now)
 	b.stray.pass(now, rate)
 	c := rate + spare/seconds(payBack)
-	c = min(c, max(mostUnwanted*rate, (1+wantedHeadroom)*b.wants())) // otherwise unused hits would be debited
+	c = min(c, max(maxUnwanted*rate, (1+wantedHeadroom)*b.wants())) // otherwise unused hits would be debited
 	if spare < 0 {
 		c = max(c, min(rate*slowly, c+rate/seconds(payBack)))
 	}

@@ -6,11 +6,11 @@ package count
 
 import "sync/atomic"
 
-// most is the maximum of a [Counter], and mostAdded the maximum of one Add. They are far enough below 2^64 that concurrent additions
+// most is the maximum of a [Counter], and maxAdded the maximum of one Add. They are far enough below 2^64 that concurrent additions
 // cannot wrap around.
 const (
-	most      = 1 << 63
-	mostAdded = 1 << 53
+	most     = 1 << 63
+	maxAdded = 1 << 53
 )
 
 // Counter counts hits or events. It only increases, by at most 2^53 at a time, up to 2^63. The zero value is ready for use.
@@ -18,7 +18,7 @@ type Counter struct{ n atomic.Uint64 }
 
 // Add adds n.
 func (c *Counter) Add(n uint64) {
-	if c.n.Add(min(n, mostAdded)) > most {
+	if c.n.Add(min(n, maxAdded)) > most {
 		c.n.Store(most)
 	}
 }

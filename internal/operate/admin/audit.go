@@ -48,7 +48,7 @@ func describe(a *audit.Act, q proto.Message) {
 		}
 	case *adminv1.LiftRequest:
 		ids := q.GetIds()
-		words = append(words, valid(string(cut(strings.Join(ids[:min(len(ids), mostLifted)], " ")))))
+		words = append(words, valid(string(cut(strings.Join(ids[:min(len(ids), maxLifted)], " ")))))
 	case *adminv1.GrantRequest:
 		words = append(words, strconv.FormatUint(q.GetHits(), 10), "hits")
 	case *adminv1.ResetRequest:
@@ -97,11 +97,11 @@ func describeControl(a *audit.Act, c *override.Control) {
 	}
 }
 
-// maxTold is the number of bytes of a request's text that describe copies. The audit log keeps fewer.
-const maxTold = 256
+// maxCopied is the number of bytes of a request's text that describe copies. The audit log keeps fewer.
+const maxCopied = 256
 
-// cut returns the first maxTold bytes of a text.
-func cut(text string) []byte { return []byte(text[:min(len(text), maxTold)]) }
+// cut returns the first maxCopied bytes of a text.
+func cut(text string) []byte { return []byte(text[:min(len(text), maxCopied)]) }
 
 // inForce describes a control without its values, which are data of end users.
 func inForce(c *override.Control) string {
@@ -128,7 +128,7 @@ func left(c *limiter.Counter) string {
 
 // Audit lists changes.
 func (s methods) Audit(ctx context.Context, q *adminv1.AuditRequest) (*adminv1.AuditResponse, error) {
-	size, err := pageSize(q.GetPageSize(), usualControls, mostControls)
+	size, err := pageSize(q.GetPageSize(), usualControls, maxControls)
 	if err != nil {
 		return nil, err
 	}

@@ -29,10 +29,10 @@ const mayBeDone = codes.Unknown
 
 // Bounds of the calls remembered per caller, so that no caller displaces the calls of others.
 const (
-	rememberFor    = 10 * time.Minute
-	mostRemembered = 1000
-	mostBytes      = 4 << 20 // total of the answers
-	maxRequestID   = 128     // bytes
+	rememberFor   = 10 * time.Minute
+	maxRemembered = 1000
+	maxBytes      = 4 << 20 // total of the answers
+	maxRequestID  = 128     // bytes
 )
 
 // whoKey is the context key of [access.Who], and actKey that of *[audit.Act].
@@ -91,7 +91,7 @@ func (c *calls) begin(id string, hash [sha256.Size]byte) (of *call, isNew bool, 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
-	for len(c.order) > 0 && (now.Sub(c.order[0].at) >= rememberFor || len(c.order) >= mostRemembered || c.bytes > mostBytes) {
+	for len(c.order) > 0 && (now.Sub(c.order[0].at) >= rememberFor || len(c.order) >= maxRemembered || c.bytes > maxBytes) {
 		c.forget(c.order[0])
 		c.order = c.order[1:]
 	}

@@ -23,8 +23,8 @@ import (
 // Bounds of lists of controls.
 const (
 	usualControls = 100 // per page
-	mostControls  = 500
-	mostLifted    = 100
+	maxControls   = 500
+	maxLifted     = 100
 )
 
 // putRequest is a request of Block, Allow, or Limit.
@@ -148,8 +148,8 @@ func (s methods) Lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.Lif
 	switch {
 	case len(ids) == 0:
 		return nil, invalidf("no control to lift: pass one or more IDs from ListControls")
-	case len(ids) > mostLifted:
-		return nil, invalidf("%d controls are too many: pass at most %d at a time", len(ids), mostLifted)
+	case len(ids) > maxLifted:
+		return nil, invalidf("%d controls are too many: pass at most %d at a time", len(ids), maxLifted)
 	}
 	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
 	who := whoOf(ctx)
@@ -182,7 +182,7 @@ func (s methods) Lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.Lif
 
 // ListControls lists the active controls.
 func (s methods) ListControls(ctx context.Context, q *adminv1.ListControlsRequest) (*adminv1.ListControlsResponse, error) {
-	size, err := pageSize(q.GetPageSize(), usualControls, mostControls)
+	size, err := pageSize(q.GetPageSize(), usualControls, maxControls)
 	if err != nil {
 		return nil, err
 	}

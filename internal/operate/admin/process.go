@@ -16,8 +16,8 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// MostShown bounds each list in an answer: problems, changes, divided limits, their clients, and controls of a rule.
-const MostShown = 100
+// MaxShown bounds each list in an answer: problems, changes, divided limits, their clients, and controls of a rule.
+const MaxShown = 100
 
 // Process is the process that serves the API. Status, ReloadRules, and Drain call it. It filters rules, problems, and descriptors
 // by [access.Who].
@@ -49,7 +49,7 @@ func Problems(who *access.Who, all descriptors.Problems) (first []*adminv1.Rules
 	}
 	for _, warning := range []bool{false, true} {
 		for _, p := range all {
-			if p.Warning == warning && len(first) < MostShown {
+			if p.Warning == warning && len(first) < MaxShown {
 				first = append(first, &adminv1.RulesProblem{
 					File: p.File, Line: int32(p.Line), Column: int32(p.Column), Path: p.Path, Text: p.Text, IsWarning: warning,
 				})

@@ -36,7 +36,7 @@ func (s *Service) replicas(ctx context.Context) (*adminv1.Reach, []*adminv1.Repl
 		return &adminv1.Reach{Replicas: 1, Alone: r.Unshared}, nil
 	}
 	var all []*adminv1.Replica
-	for _, replica := range r.Replicas[:min(len(r.Replicas), mostReplicas)] {
+	for _, replica := range r.Replicas[:min(len(r.Replicas), maxReplicas)] {
 		m := replicaOf(replica.Status)
 		m.Name, m.IsSelf = valid(replica.Name), replica.Self
 		all = append(all, m)
@@ -44,8 +44,8 @@ func (s *Service) replicas(ctx context.Context) (*adminv1.Reach, []*adminv1.Repl
 	return &adminv1.Reach{Replicas: int32(min(len(r.Replicas), 1<<20))}, all
 }
 
-// mostReplicas bounds the replicas in a status.
-const mostReplicas = 1000
+// maxReplicas bounds the replicas in a status.
+const maxReplicas = 1000
 
 func (s *Service) reach(ctx context.Context) *adminv1.Reach {
 	r, _ := s.replicas(ctx)

@@ -20,7 +20,7 @@ func (s *Service) stateMessage(r *descriptors.Rule, t limiter.Tally, above []*ov
 		}
 		m.Levels = append(m.Levels, level)
 	}
-	for _, c := range above[:min(len(above), MostShown)] {
+	for _, c := range above[:min(len(above), MaxShown)] {
 		m.Controls = append(m.Controls, c.ID)
 	}
 	return m

@@ -21,8 +21,8 @@ import (
 
 // Bounds of lists of tenants.
 const (
-	mostTenants      = 1000 // per page
-	mostRulesWithout = 100
+	maxTenants      = 1000 // per page
+	maxRulesWithout = 100
 )
 
 // tenantNamed is a message with the name of a tenant.
@@ -84,7 +84,7 @@ func (s methods) GetTenant(ctx context.Context, q *adminv1.GetTenantRequest) (*a
 	}
 	if set := s.limiter.Rules(); set != nil && a.Tenant != nil {
 		for r := range set.Rules() {
-			if r.Plan == descriptors.DefaultPlan && len(a.RulesWithout) < mostRulesWithout &&
+			if r.Plan == descriptors.DefaultPlan && len(a.RulesWithout) < maxRulesWithout &&
 				!slices.ContainsFunc(r.Plans(), func(p *descriptors.Rule) bool { return p.Plan == a.Tenant.GetPlan() }) {
 				a.RulesWithout = append(a.RulesWithout, valid(r.Path))
 			}
@@ -170,7 +170,7 @@ func (s methods) UnsetTenant(ctx context.Context, q *adminv1.UnsetTenantRequest)
 
 // ListTenants lists tenants with their plans.
 func (s methods) ListTenants(ctx context.Context, q *adminv1.ListTenantsRequest) (*adminv1.ListTenantsResponse, error) {
-	size, err := pageSize(q.GetPageSize(), mostTenants, mostTenants)
+	size, err := pageSize(q.GetPageSize(), maxTenants, maxTenants)
 	if err != nil {
 		return nil, err
 	}

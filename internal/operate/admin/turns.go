@@ -13,10 +13,10 @@ import (
 
 // Bounds of calls, so that no caller slows down decisions or other callers.
 const (
-	mostAtOnce   = 4  // concurrent calls
-	mostNarrow   = 2  // of these, calls by read-only callers and callers limited to domains
+	maxAtOnce    = 4  // concurrent calls
+	maxNarrow    = 2  // of these, calls by read-only callers and callers limited to domains
 	restOfNarrow = 9  // pause after such a call, as a multiple of its duration: together they use a fifth of a processor
-	mostOfCaller = 32 // running and waiting calls of one caller
+	maxOfCaller  = 32 // running and waiting calls of one caller
 )
 
 // turns queues calls. Watch does not take a turn.
@@ -34,7 +34,7 @@ type caller struct {
 
 func newTurns() *turns {
 	return &turns{
-		all: throttle.NewTurns(mostAtOnce, 0), narrow: throttle.NewTurns(mostNarrow, restOfNarrow), callers: throttle.AtMost[caller](mostOfCaller, math.MaxInt),
+		all: throttle.NewTurns(maxAtOnce, 0), narrow: throttle.NewTurns(maxNarrow, restOfNarrow), callers: throttle.AtMost[caller](maxOfCaller, math.MaxInt),
 	}
 }
 
@@ -42,7 +42,7 @@ func newTurns() *turns {
 func (t *turns) take(ctx context.Context, who *access.Who) (end func(), err error) {
 	counted, ok := t.callers.Begin(caller{who.Name, who.Narrow()})
 	if !ok {
-		return nil, status.Errorf(codes.ResourceExhausted, "%d of your calls are in progress: make fewer at a time", mostOfCaller)
+		return nil, status.Errorf(codes.ResourceExhausted, "%d of your calls are in progress: make fewer at a time", maxOfCaller)
 	}
 	held := []func(){counted}
 	end = func() {

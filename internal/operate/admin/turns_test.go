@@ -18,7 +18,7 @@ func TestTurnsOfOneName(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		turns, looks, changes := newTurns(), &access.Who{Name: "this machine"}, &access.Who{Name: "this machine", Full: true}
 		var all sync.WaitGroup
-		for range mostOfCaller {
+		for range maxOfCaller {
 			all.Go(func() {
 				if end, err := turns.take(ctx, looks); err == nil {
 					<-ctx.Done()

@@ -11,8 +11,8 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// mostRejected is the maximum number of keys and of rules on the overview.
-const mostRejected = 10
+// maxRejected is the maximum number of keys and of rules on the overview.
+const maxRejected = 10
 
 // overview is the first page.
 type overview struct {
@@ -59,12 +59,12 @@ func (u *console) overview(ctx context.Context, r *http.Request) (*overview, err
 			v.Self = r.GetName()
 		}
 	}
-	v.Rejected, err = u.API.Top(ctx, &adminv1.TopRequest{Ranking: adminv1.Ranking_RANKING_REJECTED, Domain: v.Domain, PageSize: mostRejected})
+	v.Rejected, err = u.API.Top(ctx, &adminv1.TopRequest{Ranking: adminv1.Ranking_RANKING_REJECTED, Domain: v.Domain, PageSize: maxRejected})
 	return &v, err
 }
 
-// mostDomains is the maximum number of domains in a choice. With more, users type the name.
-const mostDomains = 200
+// maxDomains is the maximum number of domains in a choice. With more, users type the name.
+const maxDomains = 200
 
 // domains caches the domains of one version of the rules.
 type domains struct {
@@ -86,7 +86,7 @@ func (u *console) domains(ctx context.Context, r *http.Request) []string {
 	defer u.domainCache.mu.Unlock()
 	if version := s.GetRules().GetVersion(); u.domainCache.version != version {
 		seen := map[string]bool{}
-		for q := new(adminv1.ListRulesRequest); len(seen) <= mostDomains; {
+		for q := new(adminv1.ListRulesRequest); len(seen) <= maxDomains; {
 			m, err := u.API.ListRules(ctx, q)
 			if err != nil {
 				return nil
@@ -100,7 +100,7 @@ func (u *console) domains(ctx context.Context, r *http.Request) []string {
 		}
 		u.domainCache.version, u.domainCache.names = version, slices.Sorted(maps.Keys(seen))
 	}
-	if len(u.domainCache.names) > mostDomains {
+	if len(u.domainCache.names) > maxDomains {
 		return nil
 	}
 	return u.domainCache.names

@@ -44,7 +44,7 @@ type bar struct {
 
 // Limits of a simulation.
 const (
-	mostPlayed  = 500
+	maxPlayed   = 500
 	usualPlayed = 20
 )
 
@@ -52,7 +52,7 @@ func (u *console) playground(ctx context.Context, r *http.Request) (*playPage, e
 	p := playPage{descriptorPage: typed(r)}
 	p.N, p.Over, p.Other = usualPlayed, cmp.Or(strings.TrimSpace(r.FormValue("over")), "1m"), r.FormValue("other")
 	if n, err := strconv.Atoi(r.FormValue("n")); err == nil {
-		p.N = max(1, min(n, mostPlayed))
+		p.N = max(1, min(n, maxPlayed))
 	}
 	if p.Asked {
 		err := u.explain(ctx, &p.descriptorPage, 0)

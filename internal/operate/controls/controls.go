@@ -16,15 +16,15 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/operate/replicated"
 )
 
-const mostForScoped = "the maximum for tokens limited to some domains: lift some first"
+const tooManyScoped = "the maximum for tokens limited to some domains: lift some first"
 
 // Errors of [Controls].
 var (
 	// ErrFull is wrapped by errors for lack of room. Their text names the limit.
 	ErrFull       = errors.New("there is no room for another control")
 	errFullAll    = fmt.Errorf("%w: %d are active, which is the maximum: lift some first", ErrFull, Max)
-	errFullScoped = fmt.Errorf("%w: %d are active, %s", ErrFull, MaxScoped, mostForScoped)
-	errFullDomain = fmt.Errorf("%w: %d are active in this domain, %s", ErrFull, MaxOfDomain, mostForScoped)
+	errFullScoped = fmt.Errorf("%w: %d are active, %s", ErrFull, MaxScoped, tooManyScoped)
+	errFullDomain = fmt.Errorf("%w: %d are active in this domain, %s", ErrFull, MaxOfDomain, tooManyScoped)
 	errFullKept   = fmt.Errorf("%w: too many lifted controls are remembered until their original expiry: wait, or set shorter durations", ErrFull)
 	// ErrUnknown is wrapped by errors for controls that are not active.
 	ErrUnknown = errors.New("no such control is active")

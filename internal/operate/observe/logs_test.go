@@ -37,7 +37,7 @@ func TestRejectionsAreLogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var rules strings.Builder
 		rules.WriteString("domain: shop\ndescriptors:\n")
-		for i := range rejectionsMost + 2 {
+		for i := range maxRejectionLines + 2 {
 			fmt.Fprintf(&rules, "  - {key: a%02d, rate_limit: {unit: hour, requests_per_unit: 1}}\n", i)
 		}
 		set := rulefiletest.Load(t, rules.String())
@@ -62,7 +62,7 @@ func TestRejectionsAreLogged(t *testing.T) {
 		reject("a00", 1)
 		time.Sleep(rejectionsEvery)
 		l.SetRules(set) // as in a reload
-		for i := range rejectionsMost + 2 {
+		for i := range maxRejectionLines + 2 {
 			reject(fmt.Sprintf("a%02d", i), 3)
 		}
 		time.Sleep(rejectionsEvery)
@@ -80,8 +80,8 @@ at=4m0s level=INFO msg="a rule rejected requests in the last minute" rule=shop.a
 		if got, want := lines[len(lines)-2], "at=4m0s level=INFO msg=\"more rules rejected requests in the last minute\" rules=2 requests=4\n"; got != want {
 			t.Errorf("last line %q, want %q", got, want)
 		}
-		if n := len(lines) - 1; n != 3+rejectionsMost+1 {
-			t.Errorf("%d lines, want %d", n, 3+rejectionsMost+1)
+		if n := len(lines) - 1; n != 3+maxRejectionLines+1 {
+			t.Errorf("%d lines, want %d", n, 3+maxRejectionLines+1)
 		}
 	})
 }

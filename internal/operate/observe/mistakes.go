@@ -13,7 +13,7 @@ import (
 const (
 	mistakesLook  = 5 * time.Second
 	mistakesEvery = time.Minute // between lines about the same mistake
-	mistakesMost  = 20          // lines per check
+	maxMistakes   = 20          // lines per check
 )
 
 // LogMistakes logs rules with a probable mistake and advice to fix it. read passes each mistake with its total number of calls.
@@ -32,7 +32,7 @@ func LogMistakes(log *slog.Logger, read func(func(r *descriptors.Rule, m limiter
 		read(func(r *descriptors.Rule, m limiter.Mistake, calls uint64) {
 			one := mistake{r.Path, m}
 			last := before[one]
-			if calls == last.calls || now.Sub(last.at) < mistakesEvery || lines == mistakesMost {
+			if calls == last.calls || now.Sub(last.at) < mistakesEvery || lines == maxMistakes {
 				return
 			}
 			lines++

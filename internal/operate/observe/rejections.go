@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	rejectionsEvery = time.Minute // interval between reports
-	rejectionsMost  = 20          // rules per report with their own line
+	rejectionsEvery   = time.Minute // interval between reports
+	maxRejectionLines = 20          // rules per report with their own line
 )
 
 // rejecting is a rule that has rejected requests.
@@ -42,16 +42,16 @@ func (r *rejections) log(ctx context.Context, log *slog.Logger) {
 	slices.SortFunc(all, func(a, b rejecting) int {
 		return cmp.Or(cmp.Compare(b.requests, a.requests), cmp.Compare(a.rule.Path, b.rule.Path))
 	})
-	for _, one := range all[:min(len(all), rejectionsMost)] {
+	for _, one := range all[:min(len(all), maxRejectionLines)] {
 		log.InfoContext(ctx, "a rule rejected requests in the last minute",
 			"rule", one.rule.Path, "place", one.rule.Origin(), "limit", one.rule.String(), "requests", one.requests)
 	}
-	if len(all) > rejectionsMost {
+	if len(all) > maxRejectionLines {
 		rest := uint64(0)
-		for _, one := range all[rejectionsMost:] {
+		for _, one := range all[maxRejectionLines:] {
 			rest += one.requests
 		}
-		log.InfoContext(ctx, "more rules rejected requests in the last minute", "rules", len(all)-rejectionsMost, "requests", rest)
+		log.InfoContext(ctx, "more rules rejected requests in the last minute", "rules", len(all)-maxRejectionLines, "requests", rest)
 	}
 }
 

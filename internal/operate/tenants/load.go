@@ -19,8 +19,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// mostProblems is the maximum number of problems kept from a load; others are counted.
-const mostProblems = 20
+// maxProblems is the maximum number of problems kept from a load; others are counted.
+const maxProblems = 20
 
 var (
 	errNoName = errors.New("a tenant without a name: use the value that descriptors have")
@@ -70,7 +70,7 @@ func (p *ProblemsError) Bared() *ProblemsError {
 
 // Add adds a problem.
 func (p *ProblemsError) Add(file string, line int, text string) {
-	if len(p.First) == mostProblems {
+	if len(p.First) == maxProblems {
 		p.More++
 		return
 	}

@@ -19,8 +19,8 @@ const (
 	calmSweeps  = 50                    // after this many sweeps, 1 s, without a shed call, a flood is over; also the interval of untaken
 	crowdedPart = 2                     // beyond 1/crowdedPart of the limit, each connection gets at most an equal share
 	firstPart   = 8                     // 1/firstPart of the limit is reserved for first calls of connections
-	mostPending = 24 << 20              // bytes of messages and metadata of waiting calls; a message may have 4 MiB
-	mostOwed    = 64 << 20              // bytes of answers that clients have not taken for a second
+	maxPending  = 24 << 20              // bytes of messages and metadata of waiting calls; a message may have 4 MiB
+	maxOwed     = 64 << 20              // bytes of answers that clients have not taken for a second
 	owedCall    = 4 << 10               // bytes of a call whose answer is not taken, in addition to the answer
 	maxStreams  = 16                    // open streams of one connection, for methods without a natural end
 )
@@ -359,7 +359,7 @@ func (*waiting) late(all []load) (conns []*Conn) {
 	return conns
 }
 
-// heavy returns the connections with the most bytes if the total exceeds mostPending, and counts their calls as shed. Limiting the
+// heavy returns the connections with the most bytes if the total exceeds maxPending, and counts their calls as shed. Limiting the
 // number of calls is not enough: each of 4,096 waiting calls may have a message of 4 MiB.
 func (w *waiting) heavy(all []load) (conns []*Conn) {
 	all = slices.DeleteFunc(slices.Clone(all), func(l load) bool { return l.oldest < heavySweeps })
@@ -368,10 +368,10 @@ func (w *waiting) heavy(all []load) (conns []*Conn) {
 	for _, l := range all {
 		total += l.bytes
 	}
-	if total <= mostPending {
+	if total <= maxPending {
 		return nil
 	}
-	for i := 0; i < len(all) && total > mostPending/2; i++ {
+	for i := 0; i < len(all) && total > maxPending/2; i++ {
 		conns = append(conns, all[i].conn)
 		total -= all[i].bytes
 		for _, n := range all[i].calls {
@@ -381,17 +381,17 @@ func (w *waiting) heavy(all []load) (conns []*Conn) {
 	return conns
 }
 
-// untaken returns the connections that owed the most during the last second if the total exceeds mostOwed. It starts the next
+// untaken returns the connections that owed the most during the last second if the total exceeds maxOwed. It starts the next
 // second.
 func (w *waiting) untaken() (conns []*Conn) {
 	total := int64(0)
 	for _, c := range w.conns {
 		total += c.held.owed
 	}
-	if total > mostOwed {
+	if total > maxOwed {
 		conns = slices.SortedFunc(slices.Values(w.conns), func(a, b *Conn) int { return cmp.Compare(b.held.owed, a.held.owed) })
 		for n := 0; n < len(conns); n++ {
-			if total -= conns[n].held.owed; total <= mostOwed/2 {
+			if total -= conns[n].held.owed; total <= maxOwed/2 {
 				conns = conns[:n+1]
 			}
 		}

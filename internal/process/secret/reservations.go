@@ -23,7 +23,7 @@ const (
 const (
 	keySize    = 32       // bytes of a generated key
 	leastInKey = 32       // minimum characters of a line in RESERVATION_KEY_FILE
-	mostInKeys = 64 << 10 // maximum bytes of the file
+	maxInKeys  = 64 << 10 // maximum bytes of the file
 )
 
 // foreignEach is the interval between log lines about foreign reservation IDs.
@@ -87,7 +87,7 @@ func (r *Reservations) Use(by Reserver, begin func(context.Context)) { r.uses, r
 
 // readKeys returns the keys in a file, one per line.
 func readKeys(name string) (keys [][]byte, err error) {
-	text, err := smallfile.Read(name, mostInKeys)
+	text, err := smallfile.Read(name, maxInKeys)
 	if err != nil {
 		return nil, err
 	}

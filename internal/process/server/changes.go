@@ -13,7 +13,7 @@ import (
 
 // compare summarizes the changes between two sets of rules, for operators.
 func compare(old, set *descriptors.Set) configwatch.Changes { //nolint:ireturn // configwatch declares the interface
-	if s := rulediff.Summarize(old, set, admin.MostShown); s != nil {
+	if s := rulediff.Summarize(old, set, admin.MaxShown); s != nil {
 		return s
 	}
 	return nil

@@ -42,7 +42,7 @@ func (v *Server) countRLQS(to *stats.Values) {
 
 // Divided implements [admin.Process].
 func (v *Server) Divided(who *access.Who, want func(domain string, entries []descriptors.Entry) bool) (out []*adminv1.DividedLimit) {
-	for _, b := range v.rlqs.Status(want, admin.MostShown) {
+	for _, b := range v.rlqs.Status(want, admin.MaxShown) {
 		d := &adminv1.DividedLimit{
 			Domain: b.Domain, Entries: admin.Entries(who, b.Entries), Answer: b.Shares.Answer, IsStrict: b.Strict, Rate: b.Rate,
 			Capacity: b.Shares.Capacity, Part: b.Shares.Part, Left: b.Shares.Left, Assigned: b.Assigned, TotalClients: uint32(b.TotalHolders),

@@ -55,7 +55,7 @@ func (v *Server) Status(who *access.Who) *adminv1.StatusResponse {
 		now.InvalidRules.Problems, now.InvalidRules.Total = admin.Problems(who, problems(r))
 	}
 	v.limiter.Mistakes(func(r *descriptors.Rule, m limiter.Mistake, calls uint64) {
-		if who.Sees(r.DomainName()) && len(now.Mistakes) < admin.MostShown {
+		if who.Sees(r.DomainName()) && len(now.Mistakes) < admin.MaxShown {
 			now.Mistakes = append(now.Mistakes, &adminv1.RuleMistake{Rule: r.Path, Mistake: m.String(), Calls: calls, Text: m.Advice(r)})
 		}
 	})
@@ -170,7 +170,7 @@ func (v *Server) reloaded(o configwatch.Outcome, who *access.Who) *adminv1.Reloa
 	r := &adminv1.ReloadRulesResponse{Invalid: o.Err != nil, Rules: v.rulesInUse(who)}
 	r.Problems, r.TotalProblems = admin.Problems(who, problems(&o))
 	if o.Changes != nil {
-		lines, more := o.Changes.Lines(admin.MostShown)
+		lines, more := o.Changes.Lines(admin.MaxShown)
 		r.Changes, r.TotalChanges = lines, uint32(len(lines)+more)
 	}
 	return r

@@ -16,7 +16,7 @@ import (
 
 // Limits of the descriptors in a span: their number, and the bytes of each.
 const (
-	mostDescriptors   = 128
+	maxDescriptors    = 128
 	longestDescriptor = 512
 )
 
@@ -65,7 +65,7 @@ func (d *tracedDecider) Decide(ctx context.Context, r *limiter.Request, p *limit
 // texts formats the first descriptors of r.
 func texts(r *limiter.Request) []string {
 	all := make([]string, 0, len(r.Descriptors))
-	for i := range r.Descriptors[:min(len(r.Descriptors), mostDescriptors)] {
+	for i := range r.Descriptors[:min(len(r.Descriptors), maxDescriptors)] {
 		all = append(all, r.Descriptors[i].Text(longestDescriptor))
 	}
 	return all

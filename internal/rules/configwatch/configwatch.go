@@ -26,8 +26,8 @@ var ErrNoSources = errors.New("no rules found")
 
 // Maximum numbers of changes in the log of a reload, and of problems in the log of an invalid one.
 const (
-	mostChanges  = 20
-	mostProblems = 100
+	maxChanges  = 20
+	maxProblems = 100
 )
 
 // Changes describes the difference between a set of rules and the previous one.
@@ -236,8 +236,8 @@ func warnings(problems descriptors.Problems) (n int) {
 func (w *Watch) report(problems descriptors.Problems) {
 	for i, p := range problems {
 		switch {
-		case i > mostProblems:
-		case i == mostProblems:
+		case i > maxProblems:
+		case i == maxProblems:
 			w.log.Error("more problems with the rules, see ratelimitd check", "more", len(problems)-i)
 		case p.Warning:
 			w.log.Warn("warning about the rules", "problem", p.String())
@@ -253,7 +253,7 @@ func (w *Watch) announce(set *descriptors.Set, changes Changes) {
 		w.log.Info("rules reloaded, nothing changed", "rules", rules(set), "files", len(set.Files()))
 		return
 	}
-	w.log.Info("rules changed", "changes", inLine(changes.Lines(mostChanges)), "rules", rules(set), "files", len(set.Files()))
+	w.log.Info("rules changed", "changes", inLine(changes.Lines(maxChanges)), "rules", rules(set), "files", len(set.Files()))
 }
 
 // inLine formats changes on one line, with the number of others.

@@ -80,8 +80,8 @@ func (w *Watch) announceOverlay(set *descriptors.Set) {
 	}
 	var changes []string
 	all := set.Overlaid()
-	for _, o := range all[:min(len(all), mostChanges)] {
+	for _, o := range all[:min(len(all), maxChanges)] {
 		changes = append(changes, fmt.Sprintf("%s: %s (%s)", o.Path, o.Keys, o.Place))
 	}
-	w.log.Info("overlay applied to the rules", "changed", len(all), "changes", inLine(changes, len(all)-mostChanges))
+	w.log.Info("overlay applied to the rules", "changed", len(all), "changes", inLine(changes, len(all)-maxChanges))
 }

@@ -41,8 +41,8 @@ const (
 
 // Maximum sizes of writes in bytes. A datagram of 1432 bytes fits into one packet in all common networks.
 const (
-	mostTCP = 16 << 10
-	mostUDP = 1432
+	maxTCP = 16 << 10
+	maxUDP = 1432
 )
 
 // Config configures the destination and the format of statistics.
@@ -78,9 +78,9 @@ type Sink struct {
 // New returns a Sink, which sends nothing until Run.
 func New(r *stats.Registry, log *slog.Logger, c Config) *Sink {
 	c.Interval, c.Retry = cmp.Or(c.Interval, 10*time.Second), cmp.Or(c.Retry, 3*time.Second)
-	s := &Sink{config: c, log: log, reader: r.NewReader(), form: newForm(&c), most: mostTCP, throttle: throttle.Every(logEvery)}
+	s := &Sink{config: c, log: log, reader: r.NewReader(), form: newForm(&c), most: maxTCP, throttle: throttle.Every(logEvery)}
 	if c.Network == "udp" {
-		s.most = mostUDP
+		s.most = maxUDP
 	}
 	return s
 }

@@ -389,7 +389,7 @@ func TestDatagrams(t *testing.T) {
 	for i := range 500 {
 		r.Rule(count.NewKey("shop", fmt.Sprintf("user_%d", i), strings.Repeat("x", i%200))).TotalHits.Add(1)
 	}
-	r.Rule(count.NewKey("shop", strings.Repeat("y", mostUDP))).TotalHits.Add(1)
+	r.Rule(count.NewKey("shop", strings.Repeat("y", maxUDP))).TotalHits.Add(1)
 	run(t, r, t.Output(), Config{Network: "udp", Address: l.address, Interval: time.Hour})
 	testkit.Eventually(t, "every name that fits", func() bool { return len(l.lines()) >= 500 })
 	if len(l.lines()) != 500 || l.most > 1432 || l.most < 1000 {
