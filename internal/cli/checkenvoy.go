@@ -201,9 +201,9 @@ func child(n *yaml.Node, key string) *yaml.Node {
 
 // A client's smallest useful share of a limit.
 const (
-	leastShare      = 5 // hits a second
-	leastBurstShare = 1 // hits a second, if the client's share of the burst is leastTokens or more
-	leastTokens     = 5
+	minShare      = 5 // hits a second
+	minBurstShare = 1 // hits a second, if the client's share of the burst is minTokens or more
+	minTokens     = 5
 )
 
 // checkShares warns of limits with rlqs that are too small to divide among f.clients clients.
@@ -218,13 +218,13 @@ func (f *ruleFlags) checkShares(set *descriptors.Set) (problems descriptors.Prob
 		if l.Algorithm == engine.FixedWindow {
 			tokens = 0
 		}
-		if share >= leastShare || share >= leastBurstShare && tokens >= leastTokens {
+		if share >= minShare || share >= minBurstShare && tokens >= minTokens {
 			continue
 		}
 		problems = append(problems, descriptors.Problem{
 			File: r.File, Line: r.Line, Domain: r.DomainName(), Path: r.Path, Warning: !f.strict,
 			Text: fmt.Sprintf("rlqs leaves each of %s %.2g hits a second, which is too few: make it %d or more, or RLS",
-				descriptors.CountText(f.clients, "client"), share, leastShare),
+				descriptors.CountText(f.clients, "client"), share, minShare),
 		})
 	}
 	return problems

@@ -3,10 +3,10 @@ package admission
 import "time"
 
 const (
-	leastInFlight = 16 // calls; with fewer, giving turns would cost more than the calls
-	lapPart       = 8  // a lap may take at most 1/lapPart of the callers' patience
-	maxCut        = 2  // a long lap divides the limit by at most this
-	growthPart    = 16 // a short lap that met the limit raises it by 1/growthPart, plus 1
+	minInFlight = 16 // calls; with fewer, giving turns would cost more than the calls
+	lapPart     = 8  // a lap may take at most 1/lapPart of the callers' patience
+	maxCut      = 2  // a long lap divides the limit by at most this
+	growthPart  = 16 // a short lap that met the limit raises it by 1/growthPart, plus 1
 )
 
 // limit is the maximum number of calls in flight. It follows the delay of rounds: it rises slightly after a short lap that met it, and
@@ -24,7 +24,7 @@ func (l *limit) update(lap, patience time.Duration, worked int, met bool) {
 	switch {
 	case lap > target:
 		part := float64(max(target, lap/maxCut)) / float64(lap)
-		l.calls = max(leastInFlight, int(float64(min(l.calls, worked))*part))
+		l.calls = max(minInFlight, int(float64(min(l.calls, worked))*part))
 	case met:
 		l.calls = min(maxInFlight, l.calls+1+l.calls/growthPart)
 	}

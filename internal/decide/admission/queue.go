@@ -12,7 +12,7 @@ const (
 	replyMargin   = 2 * time.Millisecond  // time for an answer to reach its caller
 	usualPatience = 20 * time.Millisecond // Envoy's default timeout, as the initial estimate
 	longPatience  = time.Second           // upper bound of patience: long deadlines must not keep the queue full for longer
-	leastPatience = 5 * time.Millisecond  // lower bound of the average: impatient callers must not shorten rounds further
+	minPatience   = 5 * time.Millisecond  // lower bound of the average: impatient callers must not shorten rounds further
 	surgeEnds     = time.Second           // without a waiting call, after which the estimates are reset
 	averageOf     = 64                    // calls in moving averages
 )
@@ -35,7 +35,7 @@ type waiting struct {
 type core struct {
 	limit    limit
 	queue    queue
-	patience time.Duration // average of callers, at least leastPatience
+	patience time.Duration // average of callers, at least minPatience
 	emptied  time.Duration // time when a call last came to an empty queue
 	drained  time.Duration // time when a round last left no call waiting
 	worked   int           // calls in flight after the last round
@@ -93,7 +93,7 @@ func (c *core) enqueue(now, deadline time.Duration, w *waiting) bool {
 	}
 	w.came, w.deadline, w.Cost = now, deadline, max(w.Cost, 1)
 	w.patience = min(deadline-now+w.Late, longPatience)
-	c.patience += (max(w.patience, leastPatience) - c.patience) / averageOf
+	c.patience += (max(w.patience, minPatience) - c.patience) / averageOf
 	if c.queue.calls == 0 {
 		if now-c.drained > surgeEnds {
 			c.limit.calls, c.worked = maxInFlight, maxInFlight

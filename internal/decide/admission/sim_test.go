@@ -191,12 +191,12 @@ func TestSimulated(t *testing.T) {
 // TestBytes checks that the size of a waiting call counts until its turn, even if the call's memory is reused then.
 func TestBytes(t *testing.T) {
 	c := newCore()
-	c.limit.calls = leastInFlight
-	for range 2 * leastInFlight {
+	c.limit.calls = minInFlight
+	for range 2 * minInFlight {
 		c.enqueue(0, 20*time.Millisecond, &waiting{Call: Call{Cost: 1, Size: 1 << 20}})
 	}
 	c.enqueue(0, time.Second, &waiting{Call: Call{Cost: 1, Size: 100}})
-	c.round(19*time.Millisecond, time.Millisecond, leastInFlight, func(w *waiting, _ Verdict) { w.Call = Call{} }) // as Wait does
+	c.round(19*time.Millisecond, time.Millisecond, minInFlight, func(w *waiting, _ Verdict) { w.Call = Call{} }) // as Wait does
 	if c.queue.calls != 1 || c.queue.bytes != 100 {
 		t.Errorf("%d calls with %d bytes wait, want 1 with 100", c.queue.calls, c.queue.bytes)
 	}

@@ -12,8 +12,8 @@ import (
 // How many true costs a learned estimate is computed from. With 256 of them, the value at percentile 90 is one from percentile 86 to 94, at
 // a confidence of 95 %.
 const (
-	maxCosts   = 256
-	leastCosts = 20
+	maxCosts = 256
+	minCosts = 20
 )
 
 // costs holds the last true costs of a rule, for [descriptors.Learn]. The zero value is empty.
@@ -53,7 +53,7 @@ func (c *costs) estimate(r *descriptors.Reserve) (hits uint64, from int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := len(c.sorted)
-	if n < leastCosts {
+	if n < minCosts {
 		return r.Estimate, 0
 	}
 	rank := (n*int(r.Learn.Percentile) + 99) / 100
@@ -68,5 +68,5 @@ func (t *part) explainEstimate() string {
 	if _, from := t.rule.costs.estimate(t.Rule.Reserve); from > 0 {
 		return fmt.Sprintf(" (percentile %d of the last %d true costs, within its bounds)", t.Rule.Reserve.Learn.Percentile, from)
 	}
-	return fmt.Sprintf(" (fewer than %d true costs are known)", leastCosts)
+	return fmt.Sprintf(" (fewer than %d true costs are known)", minCosts)
 }

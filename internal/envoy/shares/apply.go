@@ -15,9 +15,9 @@ func (b *Bucket) apply(now Micros) {
 			sum += h.share(now)
 		}
 	}
-	tight, least := sum > tolerance*b.portion, leastMove
+	tight, least := sum > tolerance*b.portion, minMove
 	if sum*tolerance < b.portion {
-		least = leastJump
+		least = minJump
 	}
 	for _, h := range b.holders {
 		switch share := h.share(now); {
@@ -71,7 +71,7 @@ func (b *Bucket) spend(now Micros) {
 	for _, h := range b.holders {
 		rate, ok := h.due(now)
 		share := h.share(now)
-		if rate = min(rate, share+grow*max(0, rate-share)); grow < 1 && rate <= (1+leastMove)*share {
+		if rate = min(rate, share+grow*max(0, rate-share)); grow < 1 && rate <= (1+minMove)*share {
 			rate = min(rate, share)
 		}
 		switch reported := h.told < h.heard; {
@@ -96,8 +96,8 @@ func (h *holder) due(now Micros) (rate float64, ok bool) {
 	}
 	share, reported := h.share(now), h.told < h.heard
 	switch {
-	case h.target > share && h.worth(leastMove, now) && (reported || now-h.moved >= h.interval/2),
-		h.target < (1-leastMove)*share && reported:
+	case h.target > share && h.worth(minMove, now) && (reported || now-h.moved >= h.interval/2),
+		h.target < (1-minMove)*share && reported:
 		return h.target, true
 	}
 	return share, reported
@@ -163,7 +163,7 @@ func (b *Bucket) draft(h *holder, rate float64, now Micros) (Assignment, use) {
 
 // ttl returns the TTL of an assignment of h in seconds: three of its intervals.
 func (b *Bucket) ttl(h *holder) uint32 {
-	return max(leastTTL, uint32((3*h.interval+second/2)/second)) + b.Spread
+	return max(minTTL, uint32((3*h.interval+second/2)/second)) + b.Spread
 }
 
 // take makes u the usage permitted to h from now on.

@@ -4,7 +4,7 @@ import "math"
 
 // Constants of the division, found by simulation.
 const (
-	leastClaim     = 0.1  // of an even share: minimum claim of a holder, so that it can show a demand
+	minClaim       = 0.1  // of an even share: minimum claim of a holder, so that it can show a demand
 	unknownClaim   = 0.75 // of an even share: claim of a client without a known demand, in fast mode
 	strictHeadroom = 0.25 // of a claim: maximum excess of a holder in strict mode
 	headroom       = 0.1  // of a claim: excess of a holder while any rate is left
@@ -75,7 +75,7 @@ func divide(rate float64, claims []Claim) (parts []float64, level float64) {
 	if sum.Weight == 0 {
 		return make([]float64, len(claims)), 0
 	}
-	least := leastClaim * rate / sum.Weight
+	least := minClaim * rate / sum.Weight
 	for i := range claims {
 		claims[i].Demand = max(claims[i].Demand, least*claims[i].Open)
 	}

@@ -39,7 +39,7 @@ func apart(rate float64, parts, demands, weights []float64) (worst float64) {
 	}
 	raised := slices.Clone(demands)
 	for i := range raised {
-		raised[i] = max(raised[i], leastClaim*rate*weights[i]/sum)
+		raised[i] = max(raised[i], minClaim*rate*weights[i]/sum)
 		all += raised[i]
 	}
 	for i, want := range oracle(rate, raised, weights) {

@@ -10,7 +10,7 @@ func (b *Bucket) plan(now Micros) {
 		b.claims = append(b.claims, c)
 		weight += c.Weight
 	}
-	if b.callers.rate > leastJump*b.cap { // RLS callers claim like one client
+	if b.callers.rate > minJump*b.cap { // RLS callers claim like one client
 		b.claims = append(b.claims, claimOf(b.callers.rate, 1))
 	}
 	part := b.part(b.claims)
@@ -67,5 +67,5 @@ func (b *Bucket) useful(h *holder, part, rate float64) float64 {
 	if h.demand.known {
 		least = min(part, rate)
 	}
-	return (1 + strictHeadroom) * max(h.demand.rate, leastClaim*least)
+	return (1 + strictHeadroom) * max(h.demand.rate, minClaim*least)
 }

@@ -32,7 +32,7 @@ func (b *Bucket) Report(at Micros, c Client, u Usage) {
 	}
 	if span > seconds(coalesce) {
 		b.observe(h, u, span)
-		if b.jumps > leastJump*b.portion {
+		if b.jumps > minJump*b.portion {
 			b.soon(now)
 		}
 	}

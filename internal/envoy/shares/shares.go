@@ -60,7 +60,7 @@ import (
 const (
 	usualInterval = 5 * second // between Envoy's reports
 	usualTTL      = 15         // seconds: three intervals
-	leastTTL      = 2          // seconds
+	minTTL        = 2          // seconds
 	each          = second     // time between two divisions
 	coalesce      = second / 10
 	arrival       = second / 5 // of a message to a connected client
@@ -73,8 +73,8 @@ const (
 
 // Hysteresis: a client rounds its tokens down at each change, so changes, and divisions, must be worth it.
 const (
-	leastMove = 0.1  // of a rate
-	leastJump = 0.01 // of the rate handed out: smaller jumps of demand, in total, wait for the next second
+	minMove   = 0.1  // of a rate
+	minJump   = 0.01 // of the rate handed out: smaller jumps of demand, in total, wait for the next second
 	tolerance = 1.03 // of the allowed rate; beyond it, every share shrinks, or all that can grow
 )
 

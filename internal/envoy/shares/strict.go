@@ -85,7 +85,7 @@ func (b *Bucket) planned(now Micros) (sum float64) {
 		sum += b.promised(h)
 		if h.state != gone {
 			rate := h.target
-			if share := h.share(now); rate >= (1-leastMove)*share { // renewed unchanged
+			if share := h.share(now); rate >= (1-minMove)*share { // renewed unchanged
 				rate = max(rate, share)
 			}
 			sum += max(0, b.price(h, rate, now).hits)

@@ -21,9 +21,9 @@ const (
 )
 
 const (
-	keySize    = 32       // bytes of a generated key
-	leastInKey = 32       // minimum characters of a line in RESERVATION_KEY_FILE
-	maxInKeys  = 64 << 10 // maximum bytes of the file
+	keySize   = 32       // bytes of a generated key
+	minInKey  = 32       // minimum characters of a line in RESERVATION_KEY_FILE
+	maxInKeys = 64 << 10 // maximum bytes of the file
 )
 
 // foreignEach is the interval between log lines about foreign reservation IDs.
@@ -93,15 +93,15 @@ func readKeys(name string) (keys [][]byte, err error) {
 	}
 	for line := range bytes.Lines(text) {
 		line = bytes.TrimSpace(line)
-		if len(line) > 0 && len(line) < leastInKey {
-			return nil, fmt.Errorf("%s: a key has %d characters: it must have at least %d", name, len(line), leastInKey)
+		if len(line) > 0 && len(line) < minInKey {
+			return nil, fmt.Errorf("%s: a key has %d characters: it must have at least %d", name, len(line), minInKey)
 		}
 		if len(line) > 0 {
 			keys = append(keys, line)
 		}
 	}
 	if keys == nil {
-		return nil, fmt.Errorf("%s is empty: it must contain a key of at least %d characters", name, leastInKey)
+		return nil, fmt.Errorf("%s is empty: it must contain a key of at least %d characters", name, minInKey)
 	}
 	return keys, nil
 }

@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	leastWait = 10 * time.Millisecond
-	growth    = 2
+	minWait = 10 * time.Millisecond
+	growth  = 2
 
 	withoutRules = 10 * time.Second // maximum bound without any rules
 )
@@ -28,14 +28,14 @@ type Backoff struct {
 // wait returns the wait after the given number of consecutive failed attempts, excluding the current one. Without rules, it is at most
 // 10 s.
 func (b Backoff) wait(failed int, rules bool) time.Duration {
-	bound := max(b.bound(failed), leastWait)
+	bound := max(b.bound(failed), minWait)
 	if !rules {
 		bound = min(bound, withoutRules)
 	}
 	if b.NoJitter {
 		return bound
 	}
-	return max(rand.N(bound), leastWait) //nolint:gosec // a wait is no secret
+	return max(rand.N(bound), minWait) //nolint:gosec // a wait is no secret
 }
 
 func (b Backoff) bound(failed int) time.Duration {

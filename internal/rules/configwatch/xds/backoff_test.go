@@ -17,7 +17,7 @@ func TestBackoff(t *testing.T) {
 		{"defaults", Backoff{}, []time.Duration{3 * s, 10 * s, 20 * s, 40 * s, 60 * s, 60 * s}},
 		{"a factor that shrinks", Backoff{Factor: 0.5}, []time.Duration{3 * s, 10 * s, 20 * s}},
 		{"no number", Backoff{Factor: math.NaN()}, []time.Duration{3 * s, 10 * s, 20 * s}},
-		{"threefold", Backoff{First: 1, Initial: s, Max: 5 * s, Factor: 3}, []time.Duration{leastWait, s, 3 * s, 5 * s}},
+		{"threefold", Backoff{First: 1, Initial: s, Max: 5 * s, Factor: 3}, []time.Duration{minWait, s, 3 * s, 5 * s}},
 		{"short", Backoff{Max: s}, []time.Duration{s, s, s}},
 		{"enormous", Backoff{Initial: math.MaxInt64, Max: math.MaxInt64, Factor: math.MaxFloat64}, []time.Duration{3 * s, math.MaxInt64, math.MaxInt64}},
 	} {
@@ -33,7 +33,7 @@ func TestBackoff(t *testing.T) {
 			below := 0
 			for range 200 {
 				got := tt.b.wait(failed, true)
-				if got < leastWait || got > want {
+				if got < minWait || got > want {
 					t.Errorf("%s: wait %d is %v, want at most %v", tt.name, failed, got, want)
 				}
 				if got < want/2 {
