@@ -81,7 +81,7 @@ func (w *crowd) watch(e *envoy, x *rlqstest.Event) {
 		default:
 		}
 	case rlqstest.Assigned:
-		note("is told %s", assignmentText(x.Told))
+		note("is told %s", assignmentText(x.Assignment))
 	case rlqstest.Ended:
 		note("has no stream any more: %v", x.Err)
 	}

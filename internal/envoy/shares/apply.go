@@ -23,12 +23,12 @@ func (b *Bucket) apply(now Micros) {
 		switch share := h.share(now); {
 		case h.state == gone:
 		case h.target < 1.0/hour: // below the smallest possible share
-			if h.state != denied || h.told < h.heard {
+			if h.state != denied || h.assignedAt < h.heard {
 				b.reject(h, now)
 			}
 		case h.state != assigned, h.worth(least, now), tight && h.target < share:
 			b.assign(h, h.target, now)
-		case h.told < h.heard:
+		case h.assignedAt < h.heard:
 			b.assign(h, share, now)
 		}
 	}
@@ -45,7 +45,7 @@ func (h *holder) worth(least float64, now Micros) bool {
 // renew repeats the assignment of each holder that has reported since the last one.
 func (b *Bucket) renew(now Micros) {
 	for _, h := range b.holders {
-		if h.state == assigned && h.told < h.heard {
+		if h.state == assigned && h.assignedAt < h.heard {
 			b.assign(h, h.share(now), now)
 		}
 	}
@@ -59,7 +59,7 @@ func (b *Bucket) spend(now Micros) {
 	for _, h := range b.holders {
 		if rate, ok := h.due(now); ok {
 			all, kept := b.price(h, rate, now), price{}
-			if h.told < h.heard {
+			if h.assignedAt < h.heard {
 				kept = b.price(h, min(rate, h.share(now)), now)
 			}
 			renewing.add(kept)
@@ -74,7 +74,7 @@ func (b *Bucket) spend(now Micros) {
 		if rate = min(rate, share+grow*max(0, rate-share)); grow < 1 && rate <= (1+minMove)*share {
 			rate = min(rate, share)
 		}
-		switch reported := h.told < h.heard; {
+		switch reported := h.assignedAt < h.heard; {
 		case !ok, rate == share && !reported:
 			continue
 		case rate <= share && renew < 1:
@@ -94,7 +94,7 @@ func (h *holder) due(now Micros) (rate float64, ok bool) {
 	if h.state != assigned {
 		return 0, false
 	}
-	share, reported := h.share(now), h.told < h.heard
+	share, reported := h.share(now), h.assignedAt < h.heard
 	switch {
 	case h.target > share && h.worth(minMove, now) && (reported || now-h.moved >= h.interval/2),
 		h.target < (1-minMove)*share && reported:
@@ -118,7 +118,7 @@ func (b *Bucket) buy(h *holder, rate float64, free *price, now Micros) {
 			return
 		}
 	}
-	if h.state != denied || h.told < h.heard {
+	if h.state != denied || h.assignedAt < h.heard {
 		b.reject(h, now)
 	}
 }
@@ -199,7 +199,7 @@ func (b *Bucket) assign(h *holder, rate float64, now Micros) {
 
 // tell queues an assignment for h. It replaces one that is already queued in this round.
 func (b *Bucket) tell(h *holder, now Micros, a Assignment) {
-	h.told = now
+	h.assignedAt = now
 	if h.round != b.round {
 		h.round, h.queued = b.round, len(b.actions)
 		b.actions = append(b.actions, Action{})

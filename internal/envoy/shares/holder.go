@@ -47,16 +47,16 @@ type use struct {
 // holder is a client and its assignments.
 type holder struct {
 	Client
-	state    state
-	demand   demand
-	interval Micros // average time between its reports
-	ticking  bool   // has reported an interval since its stream opened
-	heard    Micros // time of the last report
-	active   Micros // time of the last report with requests
-	moved    Micros // time of the last change of its rate
-	told     Micros // time of the last assignment
-	round    uint64 // round of the last action
-	queued   int    // index of the last action in that round
+	state      state
+	demand     demand
+	interval   Micros // average time between its reports
+	ticking    bool   // has reported an interval since its stream opened
+	heard      Micros // time of the last report
+	active     Micros // time of the last report with requests
+	moved      Micros // time of the last change of its rate
+	assignedAt Micros // time of the last assignment
+	round      uint64 // round of the last action
+	queued     int    // index of the last action in that round
 
 	// sent lists the assignments that may be in force, oldest first. A client may use a higher rate until the message with a lower one
 	// arrives, so rates decrease and times increase. The last element is the latest assignment.

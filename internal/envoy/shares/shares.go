@@ -161,7 +161,7 @@ func (b *Bucket) Rule(k Kind, at Micros) {
 	if b.ruling != k {
 		b.ruling, b.decided, b.at, b.divideAt = k, true, 0, now
 		for _, h := range b.holders {
-			h.told = min(h.told, h.heard-1)
+			h.assignedAt = min(h.assignedAt, h.heard-1)
 		}
 	}
 	b.asking, b.failed = false, 0
@@ -179,7 +179,7 @@ func (b *Bucket) schedule(now Micros) {
 // it again within milliseconds. So a client without an assignment is not told to abandon the bucket; its own configuration applies.
 func (b *Bucket) tellRuled(now Micros) {
 	for _, h := range b.holders {
-		if h.state == gone || h.told >= h.heard || b.ruling == Abandon && h.active == h.heard && h.state == waiting {
+		if h.state == gone || h.assignedAt >= h.heard || b.ruling == Abandon && h.active == h.heard && h.state == waiting {
 			continue
 		}
 		h.state = denied
@@ -349,7 +349,7 @@ func (b *Bucket) Failed(at Micros, f Fallback) {
 		b.pardon()
 	}
 	for _, h := range b.holders {
-		if h.told < h.heard && (h.state == waiting || h.state == denied) && (f != Keep || b.Mode == Strict) {
+		if h.assignedAt < h.heard && (h.state == waiting || h.state == denied) && (f != Keep || b.Mode == Strict) {
 			b.reject(h, now)
 		}
 	}
@@ -375,7 +375,7 @@ func (b *Bucket) Renew(at Micros, id string) []Action {
 	now := b.advance(at)
 	for _, h := range b.holders {
 		if id == "" || id == h.ID {
-			h.told = min(h.told, h.heard-1)
+			h.assignedAt = min(h.assignedAt, h.heard-1)
 		}
 	}
 	switch {

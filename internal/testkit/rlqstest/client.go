@@ -36,13 +36,13 @@ type Config struct {
 
 // Event is an event of a client.
 type Event struct {
-	At      time.Time
-	What    What
-	Allowed uint64 // of Decided and Reported
-	Denied  uint64
-	InForce bool              // of Decided: an assignment was in force
-	Told    shares.Assignment // of Assigned
-	Err     error             // of Ended
+	At         time.Time
+	What       What
+	Allowed    uint64 // of Decided and Reported
+	Denied     uint64
+	InForce    bool              // of Decided: an assignment was in force
+	Assignment shares.Assignment // of Assigned
+	Err        error             // of Ended
 }
 
 // What is the kind of an event.
@@ -241,7 +241,7 @@ func (c *Client) apply(m *rlqspb.RateLimitQuotaResponse) {
 			if a.Kind == shares.Abandon {
 				c.hasBucket, c.reported = false, time.Time{}
 			}
-			c.config.Watch(Event{At: at, What: Assigned, Told: a})
+			c.config.Watch(Event{At: at, What: Assigned, Assignment: a})
 		}
 	})
 }
