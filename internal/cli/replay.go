@@ -349,7 +349,7 @@ func rejectedHeading(r *replay.Report) []string {
 }
 
 func ruleRow(rule *replay.Rule) []string {
-	asked := slices.Max(rule.Asked)
+	asked := slices.Max(rule.Requested)
 	row := cells(rule.Path, asked, rule.Rejected)
 	if len(rule.Rejected) > 1 {
 		row = append(row, fmt.Sprintf("%+d", int64(rule.Rejected[1])-int64(rule.Rejected[0])))
@@ -379,7 +379,7 @@ func (p *program) replayValues(r *replay.Report, top int) {
 	heading := append([]string{"DESCRIPTOR", "ASKED"}, rejectedHeading(r)...)
 	rows := [][]string{append(heading, "RULE")}
 	for _, v := range r.Values[:min(top, len(r.Values))] {
-		rows = append(rows, cells(v.Text, v.Asked, v.Rejected, v.Rule))
+		rows = append(rows, cells(v.Text, v.Requested, v.Rejected, v.Rule))
 	}
 	more := len(r.Values) - top
 	if more > 0 {

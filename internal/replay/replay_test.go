@@ -171,10 +171,10 @@ func TestReport(t *testing.T) {
 		Requests: 120, From: *at(0), To: *at(119), Unasked: 1, Late: 1,
 		Sets: []replay.Outcome{{Rules: "set0", Close: 4}, {Rules: "set1", Rejected: 20, Affected: 1, Close: 4}}, Changed: &replay.Changed{Second: 20},
 		Rules: []replay.Rule{{
-			Path: "d.a", Places: []string{"rules.yaml:2", "rules.yaml:2"}, Asked: []uint64{119, 119}, Rejected: []uint64{0, 20},
+			Path: "d.a", Places: []string{"rules.yaml:2", "rules.yaml:2"}, Requested: []uint64{119, 119}, Rejected: []uint64{0, 20},
 			Shadowed: []uint64{0, 0}, First: []*time.Time{nil, at(47)}, Last: []*time.Time{nil, at(119)},
 		}},
-		Values:   []replay.Value{{Rule: "d.a", Text: "d a=ann", Asked: 80, Rejected: []uint64{0, 20}}},
+		Values:   []replay.Value{{Rule: "d.a", Text: "d a=ann", Requested: 80, Rejected: []uint64{0, 20}}},
 		Timeline: replay.Timeline{Start: *at(0), Seconds: 1},
 	}
 	if len(r.Timeline.Requests) != 120 || r.Timeline.Requests[8] != 0 || r.Timeline.Requests[114] != 2 || r.Timeline.Rejected[1][114] != 2 || len(r.Timeline.Rules) != 1 {
@@ -294,7 +294,7 @@ func TestBounds(t *testing.T) {
 	for _, n := range r.Timeline.Requests {
 		sum += n
 	}
-	if sum != 30_000 || !r.Forgotten || len(r.Values) == 0 || r.Values[0].Text != "d a=busy" || r.Values[0].Asked-r.Values[0].Missed != 15_000 {
+	if sum != 30_000 || !r.Forgotten || len(r.Values) == 0 || r.Values[0].Text != "d a=busy" || r.Values[0].Requested-r.Values[0].Missed != 15_000 {
 		t.Errorf("%d requests, %v, %+v", sum, r.Forgotten, r.Values)
 	}
 }

@@ -59,14 +59,14 @@ type Changed struct {
 
 // Rule counts the decisions of a rule under each set. Numbers count descriptors, not requests.
 type Rule struct {
-	Path     string       `json:"path"`
-	Places   []string     `json:"places"` // file:line; empty in a set without the rule
-	Asked    []uint64     `json:"asked"`
-	Rejected []uint64     `json:"rejected"`
-	Shadowed []uint64     `json:"shadowed"` // rejected in shadow mode, and thus admitted
-	First    []*time.Time `json:"first"`    // first rejection, or nil
-	Last     []*time.Time `json:"last"`
-	Limits   []Limit      `json:"limits,omitempty"` // rejections by limit, if the rule has several
+	Path      string       `json:"path"`
+	Places    []string     `json:"places"` // file:line; empty in a set without the rule
+	Requested []uint64     `json:"asked"`
+	Rejected  []uint64     `json:"rejected"`
+	Shadowed  []uint64     `json:"shadowed"` // rejected in shadow mode, and thus admitted
+	First     []*time.Time `json:"first"`    // first rejection, or nil
+	Last      []*time.Time `json:"last"`
+	Limits    []Limit      `json:"limits,omitempty"` // rejections by limit, if the rule has several
 }
 
 // Limit counts rejections by one limit of a rule.
@@ -77,11 +77,11 @@ type Limit struct {
 
 // Value counts the decisions on a descriptor by a rule.
 type Value struct {
-	Rule     string   `json:"rule"`
-	Text     string   `json:"descriptor"`
-	Asked    uint64   `json:"asked"`         // under the first set with the rule
-	Missed   uint64   `json:"askedOfOthers"` // maximum number of Asked that belong to other descriptors
-	Rejected []uint64 `json:"rejected"`
+	Rule      string   `json:"rule"`
+	Text      string   `json:"descriptor"`
+	Requested uint64   `json:"asked"`         // under the first set with the rule
+	Missed    uint64   `json:"askedOfOthers"` // maximum number of Requested that belong to other descriptors
+	Rejected  []uint64 `json:"rejected"`
 }
 
 // Timeline shows counts over time.

@@ -206,7 +206,7 @@ func (t *tally) descriptors(e *Event, i int, v *limiter.Verdict, bucket int) {
 			continue
 		}
 		r := t.rule(s, e.Request.Domain, i)
-		r.Asked[i]++
+		r.Requested[i]++
 		if known := t.known[k]; known == nil || known.rule != r.Path {
 			t.text = append(append(append(t.text[:0], e.Request.Domain...), ' '), d.Text(maxValueText)...)
 			t.known[k] = t.values.find(r.Path, t.text)
@@ -240,7 +240,7 @@ func (t *tally) rule(s *limiter.Status, domain []byte, i int) *ruleTally {
 	if r == nil {
 		n := len(t.players)
 		r = &ruleTally{Rule: Rule{
-			Path: path, Places: make([]string, n), Asked: make([]uint64, n), Rejected: make([]uint64, n), Shadowed: make([]uint64, n),
+			Path: path, Places: make([]string, n), Requested: make([]uint64, n), Rejected: make([]uint64, n), Shadowed: make([]uint64, n),
 			First: make([]*time.Time, n), Last: make([]*time.Time, n),
 		}, series: make([]series, n), limits: map[string]*Limit{}}
 		t.rules[path] = r
@@ -306,7 +306,7 @@ func (t *tally) reportRules() {
 			-cmp.Compare(difference(a.Rejected), difference(b.Rejected)),
 			-cmp.Compare(slices.Max(a.Rejected), slices.Max(b.Rejected)),
 			-cmp.Compare(slices.Max(a.Shadowed), slices.Max(b.Shadowed)),
-			-cmp.Compare(slices.Max(a.Asked), slices.Max(b.Asked)),
+			-cmp.Compare(slices.Max(a.Requested), slices.Max(b.Requested)),
 			cmp.Compare(a.Path, b.Path))
 	})
 	t.r.Rules = make([]Rule, 0, len(all))
@@ -354,7 +354,7 @@ func (t *tally) reportValues() {
 	t.r.Forgotten = t.values.forgotten > 0
 	t.r.Values = make([]Value, 0, len(shown))
 	for _, v := range shown {
-		t.r.Values = append(t.r.Values, Value{Rule: v.rule, Text: v.text, Asked: v.asked, Missed: v.missed, Rejected: v.rejected})
+		t.r.Values = append(t.r.Values, Value{Rule: v.rule, Text: v.text, Requested: v.requested, Missed: v.missed, Rejected: v.rejected})
 	}
 }
 

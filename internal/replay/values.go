@@ -10,7 +10,7 @@ import (
 type value struct {
 	rule, text string
 	key        string
-	asked      uint64 // number of decisions, or more
+	requested  uint64 // number of decisions, or more
 	missed     uint64 // maximum number in asked from before the descriptor was added again
 	rejected   []uint64
 }
@@ -37,19 +37,19 @@ func (v *values) find(rule string, text []byte) *value {
 			v.forget()
 		}
 		known = &value{
-			rule: rule, text: string(text), key: string(v.key), asked: v.forgotten, missed: v.forgotten, rejected: make([]uint64, v.sets),
+			rule: rule, text: string(text), key: string(v.key), requested: v.forgotten, missed: v.forgotten, rejected: make([]uint64, v.sets),
 		}
 		v.byKey[known.key] = known
 	}
-	known.asked++
+	known.requested++
 	return known
 }
 
 // forget drops the least frequent half.
 func (v *values) forget() {
-	all := slices.SortedFunc(maps.Values(v.byKey), func(a, b *value) int { return cmp.Or(cmp.Compare(a.asked, b.asked), cmp.Compare(a.key, b.key)) })
+	all := slices.SortedFunc(maps.Values(v.byKey), func(a, b *value) int { return cmp.Or(cmp.Compare(a.requested, b.requested), cmp.Compare(a.key, b.key)) })
 	for _, least := range all[:(len(all)+1)/2] {
 		delete(v.byKey, least.key)
-		v.forgotten = least.asked
+		v.forgotten = least.requested
 	}
 }

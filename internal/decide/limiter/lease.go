@@ -26,8 +26,8 @@ type Leased struct {
 	Shadow    bool // shadow mode: clients must reject nothing
 
 	// Set only if the limits of a rule with rlqs decide, outside of shadow mode.
-	Key   backend.Key // key of the counter
-	Asked uint64      // hits requested of it through this process since the last lease
+	Key       backend.Key // key of the counter
+	Requested uint64      // hits requested of it through this process since the last lease
 
 	// Set only if, in addition, the backend succeeded.
 	Granted    uint64        // hits debited
@@ -61,12 +61,12 @@ func (l *Limiter) Lease(ctx context.Context, domain string, entries []descriptor
 	}
 	op := &p.ops[0]
 	leased.Key = op.Key
-	asked := l.asked.counter(op.Key)
+	asked := l.demand.counter(op.Key)
 	ask.fill(op)
 	if err := l.apply(ctx, p.ops, false); err != nil {
 		return leased, fmt.Errorf("leasing hits: %w", err)
 	}
-	leased.Asked = asked.Swap(0)
+	leased.Requested = asked.Swap(0)
 	leased.answer(op, &ask)
 	return leased, nil
 }
@@ -103,19 +103,19 @@ func (d *Leased) answer(op *backend.Op, ask *Lease) {
 }
 
 // EndLease stops counting the hits asked of a counter, which [Limiter.Lease] started.
-func (l *Limiter) EndLease(key backend.Key) { l.asked.drop(key) }
+func (l *Limiter) EndLease(key backend.Key) { l.demand.drop(key) }
 
 // OnUnleased sets a function that is called, from time to time, with a requested descriptor whose rule has rlqs but whose counter has no
 // lease. The function must return immediately and must not retain the entries.
 func (l *Limiter) OnUnleased(f func(domain string, entries []descriptors.Entry)) {
-	l.asked.unleased.Store(&f)
+	l.demand.unleased.Store(&f)
 }
 
 // unleasedEvery is the minimum interval between two calls of that function.
 const unleasedEvery = 5 * time.Millisecond
 
-// asked counts the hits that requests ask of leased counters, whether they are granted or not.
-type asked struct {
+// demand counts the hits that requests ask of leased counters, whether they are granted or not.
+type demand struct {
 	unleased atomic.Pointer[func(domain string, entries []descriptors.Entry)]
 	last     atomic.Int64 // time of the last call of unleased, in microseconds
 
@@ -124,7 +124,7 @@ type asked struct {
 }
 
 // counter returns the count of a counter. It starts one if necessary.
-func (a *asked) counter(key backend.Key) *atomic.Uint64 {
+func (a *demand) counter(key backend.Key) *atomic.Uint64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.hits == nil {
@@ -138,14 +138,14 @@ func (a *asked) counter(key backend.Key) *atomic.Uint64 {
 	return n
 }
 
-func (a *asked) drop(key backend.Key) {
+func (a *demand) drop(key backend.Key) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.hits, key)
 }
 
 // add counts the takes of a request.
-func (a *asked) add(r *Request, p *Scratch) {
+func (a *demand) add(r *Request, p *Scratch) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	for k := range p.ops {

@@ -63,7 +63,7 @@ type Limiter struct {
 	config  Config
 	rules   atomic.Pointer[snapshot]
 	counts  *counts
-	asked   asked
+	demand  demand
 	setting sync.Mutex // serializes SetRules; guards counts.rules and counts.byDomain
 }
 
@@ -180,7 +180,7 @@ func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) error {
 	}
 	p.plan(r, false) // the operations on counters
 	if p.domain != nil && p.domain.Divides() {
-		l.asked.add(r, p)
+		l.demand.add(r, p)
 	}
 	err = l.charge(ctx, r, p) // carries them out in the backend, or decides by a fallback
 	if err == nil {

@@ -132,9 +132,9 @@ func (b *bucket) farewell() {
 func (b *bucket) rows() string { return base64.RawURLEncoding.EncodeToString(b.counter[:]) }
 
 // ask returns the next question if one is due.
-func (b *bucket) ask() (ask shares.Ask, due bool) {
+func (b *bucket) ask() (ask shares.Request, due bool) {
 	at := now()
-	ask, due = b.shares.Ask(at)
+	ask, due = b.shares.Request(at)
 	if due && b.service.config.Shared && b.shares.Limit.Window >= shares.Micros(2*askEvery.Microseconds()) {
 		b.shares.Pause(at + shares.Micros((askEvery + rand.N(askSpread)).Microseconds()))
 	}
@@ -150,7 +150,7 @@ type lease struct {
 }
 
 // lease asks the other replicas and then the limiter. If the replicas do not answer, it leases nothing.
-func (b *bucket) lease(ask *shares.Ask) (l lease, err error) {
+func (b *bucket) lease(ask *shares.Request) (l lease, err error) {
 	ctx, cancel := context.WithTimeout(b.service.stopped, askTimeout)
 	defer cancel()
 	var unheard error
@@ -200,12 +200,12 @@ func (b *bucket) divide(l *lease) {
 		b.shares.Become(c, now())
 		return
 	}
-	a := shares.Answer{Granted: l.Granted, Left: l.Left, Asked: l.Asked, Rows: l.rows}
+	a := shares.Answer{Granted: l.Granted, Left: l.Left, Requested: l.Requested, Rows: l.rows}
 	if b.shares.Limit.Burst == 0 {
 		a.Ends = l.at + shares.Micros(l.ResetAfter.Microseconds()) // l.at precedes the store's answer, so this is not too late
 	}
 	b.shares.Answer(now(), a)
-	if l.Asked > 0 && !b.called.IsZero() {
+	if l.Requested > 0 && !b.called.IsZero() {
 		b.called = time.Now()
 	}
 	if b.shares.Idle() {

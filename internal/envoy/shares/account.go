@@ -28,9 +28,9 @@ type account struct {
 	heirs []string // failed replicas included in owed, now or earlier
 }
 
-// Ask is a request to the store. In one step, the store debits Hits, or as many as are left, or refunds hits, and exchanges rows with the
+// Request is a request to the store. In one step, the store debits Hits, or as many as are left, or refunds hits, and exchanges rows with the
 // other replicas; see the package comment.
-type Ask struct {
+type Request struct {
 	Hits   uint64 // may exceed the hits left if the limit has an overdraft
 	Return uint64 // hits debited earlier in the same window
 	Row    Row
@@ -38,11 +38,11 @@ type Ask struct {
 
 // Answer is the answer of the store.
 type Answer struct {
-	Granted uint64  // of Hits
-	Left    float64 // hits left afterwards; negative if overdrawn
-	Ends    Micros  // end of the window that granted the hits, on the caller's clock and not later than on the store's; 0 for a bucket
-	Asked   uint64  // hits that other callers have requested through this replica since the last answer
-	Rows    []Row   // rows of all replicas, or nil if there is only one
+	Granted   uint64  // of Hits
+	Left      float64 // hits left afterwards; negative if overdrawn
+	Ends      Micros  // end of the window that granted the hits, on the caller's clock and not later than on the store's; 0 for a bucket
+	Requested uint64  // hits that other callers have requested through this replica since the last answer
+	Rows      []Row   // rows of all replicas, or nil if there is only one
 }
 
 // capacity returns the hits per second that all replicas together may hand out.
@@ -54,7 +54,7 @@ func (b *Bucket) capacity(now Micros) float64 {
 }
 
 // need returns the next question to the store.
-func (b *Bucket) need(now Micros) Ask {
+func (b *Bucket) need(now Micros) Request {
 	if b.Mode == Fast {
 		b.inheritFast(now)
 		return b.needFast(now)
@@ -76,7 +76,7 @@ func (b *Bucket) receive(now Micros, a *Answer) bool {
 	}
 	span := seconds(now - b.at)
 	if b.at > 0 && span > seconds(coalesce) {
-		b.callers, _ = b.callers.observe(float64(a.Asked)/span, span)
+		b.callers, _ = b.callers.observe(float64(a.Requested)/span, span)
 	}
 	begins := b.at == b.start
 	b.left, b.at, b.ends = a.Left, now, ends

@@ -128,7 +128,7 @@ func (b *Bucket) buy(h *holder, rate float64, free *price, now Micros) {
 func (b *Bucket) admit(now Micros) {
 	free := b.free()
 	for _, h := range b.holders {
-		if h.state != waiting && h.state != denied || h.state == waiting && h.heard >= b.asked && b.failed == 0 {
+		if h.state != waiting && h.state != denied || h.state == waiting && h.heard >= b.requestedAt && b.failed == 0 {
 			continue
 		}
 		if b.buy(h, 0, &free, now); h.state == assigned {

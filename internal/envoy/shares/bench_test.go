@@ -27,7 +27,7 @@ func BenchmarkSecond(b *testing.B) {
 					next = (next + 1) % clients
 					now += second / 200
 					for bucket.Next() <= now {
-						if a, ok := bucket.Ask(now); ok {
+						if a, ok := bucket.Request(now); ok {
 							bucket.Answer(now, store.answer(now, a, false))
 						}
 						actions += len(bucket.Actions(now))

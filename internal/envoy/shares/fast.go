@@ -188,7 +188,7 @@ func (b *Bucket) payTokens(h *holder, before, burst float64) {
 }
 
 // needFast returns a question so that the next second of all shares is paid for. It returns excess hits.
-func (b *Bucket) needFast(now Micros) Ask {
+func (b *Bucket) needFast(now Micros) Request {
 	uses, tokens := b.legacy*b.gone.part(), 0.0
 	for _, h := range b.holders {
 		switch h.state {
@@ -202,16 +202,16 @@ func (b *Bucket) needFast(now Micros) Ask {
 	hits := max(uses, b.wanted)*b.ahead() + tokens - b.paid
 	if hits < 0 {
 		if !b.Limit.Overdraft {
-			return Ask{}
+			return Request{}
 		}
 		back := max(0, math.Floor(-hits-b.wanted))
 		b.paid -= back
-		return Ask{Return: uint64(back)}
+		return Request{Return: uint64(back)}
 	}
 	if b.Limit.Overdraft {
 		hits = min(hits, overdraw*(float64(b.Limit.Burst)+b.leaves(now)))
 	}
-	return Ask{Hits: uint64(math.Ceil(max(0, hits)))}
+	return Request{Hits: uint64(math.Ceil(max(0, hits)))}
 }
 
 // leaves returns the hits probably left in the store. Other replicas pay for their shares, and RLS callers take available hits.

@@ -180,7 +180,7 @@ func (s *modelState) serve(choices []modelChoice) {
 	if s.bucket.Next() > s.now {
 		return
 	}
-	if a, ok := s.bucket.Ask(s.now); ok {
+	if a, ok := s.bucket.Request(s.now); ok {
 		granted := min(a.Hits, uint64(s.level))
 		s.level -= float64(granted)
 		s.level += float64(a.Return)

@@ -26,7 +26,7 @@ func TestHostileRows(t *testing.T) {
 		b.Report(now, shares.Client{ID: "a", Weight: 1}, shares.Usage{})
 		for range 5 {
 			now = b.Next()
-			if a, ok := b.Ask(now); ok {
+			if a, ok := b.Request(now); ok {
 				a.Row.Until = now + a.Row.Life
 				b.Answer(now, shares.Answer{Granted: a.Hits, Left: 100, Rows: []shares.Row{row, a.Row}})
 			}

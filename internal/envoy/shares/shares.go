@@ -101,19 +101,19 @@ type Bucket struct {
 	portion float64 // holders' portion of want
 	jumps   float64 // sum of the jumps of demand since the last division, in hits per second
 
-	due      Micros // time of the next question to the store
-	asked    Micros // time of the last question
-	asking   bool   // an answer is outstanding
-	divideAt Micros // time of the next division after an event
-	paused   Micros // no question before this time, even if due
-	failed   Micros // first failure of the store since its last answer, or 0
-	fallback Fallback
-	decided  bool // the limit is divided, or ruling replaces the division
-	ruling   Kind // action for all clients, or TokenBucket
-	closed   bool // the replica's streams have been closed
-	follows  bool // asks even without holders
-	actions  []Action
-	round    uint64 // number of the current batch of actions, from 1
+	due         Micros // time of the next question to the store
+	requestedAt Micros // time of the last question
+	asking      bool   // an answer is outstanding
+	divideAt    Micros // time of the next division after an event
+	paused      Micros // no question before this time, even if due
+	failed      Micros // first failure of the store since its last answer, or 0
+	fallback    Fallback
+	decided     bool // the limit is divided, or ruling replaces the division
+	ruling      Kind // action for all clients, or TokenBucket
+	closed      bool // the replica's streams have been closed
+	follows     bool // asks even without holders
+	actions     []Action
+	round       uint64 // number of the current batch of actions, from 1
 }
 
 // New returns a bucket without holders. With the zero Config, it divides nothing: until [Bucket.Become] or [Bucket.Rule], clients get no
@@ -124,7 +124,7 @@ func New(c Config, now Micros) *Bucket {
 	}
 	b := &Bucket{
 		Config: c, decided: c.Limit != Limit{}, met: c.Replica == "", clock: clock{wall: now, now: now}, byID: map[string]*holder{}, round: 1,
-		level: math.Inf(1), asked: now - each, due: never, divideAt: never,
+		level: math.Inf(1), requestedAt: now - each, due: never, divideAt: never,
 	}
 	b.stray.at, b.funded, b.inherited = now, math.Inf(1), now
 	b.left = float64(c.Limit.Burst)
@@ -155,7 +155,7 @@ func (b *Bucket) Become(c Config, at Micros) {
 }
 
 // Rule replaces the division by the same action for all clients: allow or deny everything, or abandon the bucket. It answers a
-// [Bucket.Ask].
+// [Bucket.Request].
 func (b *Bucket) Rule(k Kind, at Micros) {
 	now := b.advance(at)
 	if b.ruling != k {
@@ -242,7 +242,7 @@ func (b *Bucket) Farewell(at Micros) (Row, bool) {
 // soon schedules a division after an event. The store is still asked only once a second.
 func (b *Bucket) soon(now Micros) {
 	b.divideAt = min(b.divideAt, now+coalesce)
-	b.due = min(b.due, max(now+coalesce, b.asked+each))
+	b.due = min(b.due, max(now+coalesce, b.requestedAt+each))
 }
 
 // advance moves b to a time.
@@ -254,7 +254,7 @@ func (b *Bucket) advance(at Micros) Micros {
 	return now
 }
 
-// Next returns the time at which [Bucket.Ask] or [Bucket.Actions] is due.
+// Next returns the time at which [Bucket.Request] or [Bucket.Actions] is due.
 func (b *Bucket) Next() Micros {
 	next := never
 	if b.at > 0 && b.failed == 0 {
@@ -278,23 +278,23 @@ func (b *Bucket) Next() Micros {
 // Divides reports whether the limit is divided.
 func (b *Bucket) Divides() bool { return b.decided && b.ruling == TokenBucket }
 
-// Ask returns a question for the store if one is due. The caller must then call [Bucket.Answer] or [Bucket.Failed].
-func (b *Bucket) Ask(at Micros) (Ask, bool) {
+// Request returns a question for the store if one is due. The caller must then call [Bucket.Answer] or [Bucket.Failed].
+func (b *Bucket) Request(at Micros) (Request, bool) {
 	now := b.advance(at)
 	if b.asking || now < max(b.due, b.paused) {
-		return Ask{}, false
+		return Request{}, false
 	}
-	b.asking, b.asked, b.due = true, now, never
+	b.asking, b.requestedAt, b.due = true, now, never
 	b.met = b.met && (b.Replica == "" || now-b.heard <= dead)
 	b.drop(now)
 	if !b.Divides() {
-		return Ask{}, true
+		return Request{}, true
 	}
 	for _, h := range b.holders {
 		b.accrue(h, now)
 	}
 	b.plan(now)
-	var a Ask
+	var a Request
 	if b.met { // otherwise the claims of others are still unknown
 		a = b.need(now)
 	}

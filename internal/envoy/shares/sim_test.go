@@ -68,7 +68,7 @@ func (s *simStore) most() float64 {
 	return float64(s.limit.Hits)
 }
 
-func (s *simStore) answer(now shares.Micros, a shares.Ask, several bool) (r shares.Answer) {
+func (s *simStore) answer(now shares.Micros, a shares.Request, several bool) (r shares.Answer) {
 	if r.Granted = a.Hits; s.limit.Overdraft {
 		s.overdraw(now, a.Hits)
 	} else {
@@ -366,7 +366,7 @@ func (s *sim) serve() {
 		if r.dead || r.bucket.Next() > s.now+r.skew {
 			continue
 		}
-		if a, ok := r.bucket.Ask(s.now + r.skew); ok {
+		if a, ok := r.bucket.Request(s.now + r.skew); ok {
 			if !s.alone { // like the service, so that replicas do not ask in turn
 				r.bucket.Pause(s.now + r.skew + second + shares.Micros(s.rand.Int64N(int64(second/4))))
 			}
@@ -377,7 +377,7 @@ func (s *sim) serve() {
 				if answer.Ends > 0 {
 					answer.Ends += r.skew
 				}
-				answer.Asked, r.asked = r.asked, 0
+				answer.Requested, r.asked = r.asked, 0
 				r.bucket.Answer(s.now+r.skew, answer)
 			}
 		}

@@ -285,7 +285,7 @@ func TestInherits(t *testing.T) {
 		b := shares.New(shares.Config{Limit: shares.Limit{Hits: 6000, Window: 60 * second}, Mode: shares.Strict, Replica: "heir"}, now)
 		b.Report(now, shares.Client{ID: "a", Weight: 1}, shares.Usage{})
 		for asked := 0; asked < 3; now = b.Next() {
-			if a, ok := b.Ask(now); ok {
+			if a, ok := b.Request(now); ok {
 				asked, hits = asked+1, hits+int(a.Hits)-int(a.Return)
 				table = sharestest.Agree(table, a.Row, now)
 				b.Answer(now, shares.Answer{Granted: a.Hits, Left: float64(6000 - a.Hits), Ends: 720 * second, Rows: table})
@@ -349,7 +349,7 @@ func TestPause(t *testing.T) {
 	now := edge - 2*second
 	b := shares.New(shares.Config{Limit: shares.Limit{Hits: 6000, Window: 60 * second}}, now)
 	asks := func(now shares.Micros) bool {
-		a, ok := b.Ask(now)
+		a, ok := b.Request(now)
 		if ok {
 			b.Answer(now, shares.Answer{Granted: a.Hits, Left: float64(6000 - a.Hits), Ends: (now/(60*second) + 1) * 60 * second})
 		}
@@ -385,7 +385,7 @@ func TestRowLife(t *testing.T) {
 			if b.Next() > now {
 				continue
 			}
-			if a, ok := b.Ask(now); ok {
+			if a, ok := b.Request(now); ok {
 				ends = now + a.Row.Life
 				b.Answer(now, shares.Answer{Granted: a.Hits, Left: 500_000, Ends: 3600 * second})
 			}
@@ -410,7 +410,7 @@ func TestReconnects(t *testing.T) {
 	report := func(tag string) { b.Report(now, shares.Client{ID: "a", Weight: 1, Tag: tag}, shares.Usage{}) }
 	step := func(meanwhile func()) []shares.Action {
 		now = b.Next()
-		if a, ok := b.Ask(now); ok {
+		if a, ok := b.Request(now); ok {
 			meanwhile()
 			b.Answer(now, shares.Answer{Granted: a.Hits, Left: 5000, Ends: 660 * second})
 		}

@@ -128,7 +128,7 @@ func (b *Bucket) price(h *holder, rate float64, now Micros) price {
 
 // needStrict returns a question so that current and planned promises are paid for. It returns hits that clients can no longer use, unless
 // failed replicas owe them.
-func (b *Bucket) needStrict(now Micros) Ask {
+func (b *Bucket) needStrict(now Micros) Request {
 	planned := b.planned(now)
 	b.burn = b.surplus(now) + b.owed
 	if free := b.paid - planned; free >= 1 {
@@ -138,10 +138,10 @@ func (b *Bucket) needStrict(now Micros) Ask {
 		b.burn -= dropped
 		b.owed = max(0, b.owed-dropped)
 		if back > 0 {
-			return Ask{Return: uint64(back)}
+			return Request{Return: uint64(back)}
 		}
 	}
-	return Ask{Hits: uint64(math.Ceil(max(0, planned-b.paid) + b.burn))}
+	return Request{Hits: uint64(math.Ceil(max(0, planned-b.paid) + b.burn))}
 }
 
 // surplus returns the hits to lease and drop in strict mode. A bucket in the store refills while leased hits wait to be used, so both

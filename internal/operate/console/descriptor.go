@@ -16,26 +16,26 @@ const historyOf = 500
 
 // descriptorPage is a descriptor, in the user's spelling, with its state.
 type descriptorPage struct {
-	Domain  string
-	Lines   string
-	Entries []*adminv1.Entry
-	Asked   bool
-	Explain *adminv1.ExplainResponse
-	Is      *adminv1.Explanation
-	Limit   *adminv1.Limit // the strictest limit, or nil
-	Used    int            // percentage of Limit
-	Fill    *plot          // nil without a limit
-	History []*adminv1.AuditEntry
-	Partial bool
-	Masked  bool
-	Form    url.Values // the submitted form for a change
+	Domain    string
+	Lines     string
+	Entries   []*adminv1.Entry
+	Requested bool
+	Explain   *adminv1.ExplainResponse
+	Is        *adminv1.Explanation
+	Limit     *adminv1.Limit // the strictest limit, or nil
+	Used      int            // percentage of Limit
+	Fill      *plot          // nil without a limit
+	History   []*adminv1.AuditEntry
+	Partial   bool
+	Masked    bool
+	Form      url.Values // the submitted form for a change
 }
 
 // typed parses a descriptor in a query or a form.
 func typed(r *http.Request) descriptorPage {
 	p := descriptorPage{Domain: strings.TrimSpace(r.FormValue("domain")), Entries: parseEntries(r.Form["e"])}
 	p.Lines, p.Masked = strings.Join(entryTexts(p.Entries), "\n"), masked(p.Entries)
-	p.Asked = p.Domain != "" && len(p.Entries) > 0
+	p.Requested = p.Domain != "" && len(p.Entries) > 0
 	return p
 }
 
@@ -67,7 +67,7 @@ func (u *console) explain(ctx context.Context, p *descriptorPage, hits uint32) (
 
 func (u *console) descriptor(ctx context.Context, r *http.Request) (*descriptorPage, error) {
 	p := typed(r)
-	if !p.Asked {
+	if !p.Requested {
 		return &p, nil
 	}
 	if err := u.explain(ctx, &p, 0); err != nil {

@@ -53,7 +53,7 @@ func toLogin(w http.ResponseWriter, r *http.Request) {
 		from = r.Header.Get("HX-Current-URL")
 	case r.Method != http.MethodGet:
 		from = Root + "controls"
-		if p := typed(r); p.Asked {
+		if p := typed(r); p.Requested {
 			from = descriptorURL(Root+"descriptor", p.Domain, p.Entries)
 		}
 	}

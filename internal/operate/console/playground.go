@@ -54,7 +54,7 @@ func (u *console) playground(ctx context.Context, r *http.Request) (*playPage, e
 	if n, err := strconv.Atoi(r.FormValue("n")); err == nil {
 		p.N = max(1, min(n, maxPlayed))
 	}
-	if p.Asked {
+	if p.Requested {
 		err := u.explain(ctx, &p.descriptorPage, 0)
 		switch {
 		case status.Code(err) == codes.InvalidArgument:
