@@ -67,8 +67,8 @@ type File struct {
 	GroupBy     []Text // quota_group_by
 	GroupByAt   Mark
 	Descriptors []Descriptor
-	Fields            // the other keys
-	Overlay     *Laid // changes of an overlay; nil if none
+	Fields                     // the other keys
+	Overlay     *OverlayChange // changes of an overlay; nil if none
 }
 
 // Descriptor is an element of descriptors.
@@ -90,7 +90,7 @@ type Descriptor struct {
 
 	Fields // the other keys
 
-	Overlay *Laid // changes of an overlay; nil if none
+	Overlay *OverlayChange // changes of an overlay; nil if none
 }
 
 // Limit is rate_limit or an item of rate_limits.
@@ -106,8 +106,8 @@ type Transform struct {
 	Problems func() Problems      // returns problems of the transform itself; called last
 }
 
-// Laid is the change of an overlay at one place.
-type Laid struct {
+// OverlayChange is the change of an overlay at one place.
+type OverlayChange struct {
 	Place string // file:line in the overlay
 	Keys  string // changed keys and their values, in YAML
 }

@@ -52,8 +52,8 @@ func (o *Overlay) Try(sources []descriptors.Source, unreadable descriptors.Probl
 	return w.try(given{rules: w.newest.rules, overlay: input{0, sources, unreadable}})
 }
 
-// Laid returns a number that changes with the overlay. If it has changed, invalid rules may have become valid.
-func (w *Watch) Laid() int {
+// OverlayRevision returns a number that changes with the overlay. If it has changed, invalid rules may have become valid.
+func (w *Watch) OverlayRevision() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.newest.overlay.number

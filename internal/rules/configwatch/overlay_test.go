@@ -51,7 +51,7 @@ func TestTheLastGoodOverlayStays(t *testing.T) {
 		{"until they do", rules("6"), "", "6 per minute, sliding_log", "rules changed"},
 		{"an overlay that is gone", unread, "o.yaml: gone", "6 per minute, sliding_log", "last good"},
 	} {
-		before, loaded := f.Laid(), loads
+		before, loaded := f.OverlayRevision(), loads
 		err := step.do()
 		beside := step.log == "not used together"
 		if fresh := loads > loaded; fresh && newest == beside || beside && fresh == strings.Contains(step.what, "not loaded again") {
@@ -75,7 +75,7 @@ func TestTheLastGoodOverlayStays(t *testing.T) {
 		} else if !beside && step.err == "" && f.Last() != nil && f.Last().Err != nil {
 			t.Errorf("%s: what was invalid is not over: %+v", step.what, f.Last())
 		}
-		if changed := f.Laid() != before; changed != strings.Contains(step.what, "overlay") && !strings.Contains(step.what, "a good one") {
+		if changed := f.OverlayRevision() != before; changed != strings.Contains(step.what, "overlay") && !strings.Contains(step.what, "a good one") {
 			t.Errorf("%s: the number of the overlay changed: %t", step.what, changed)
 		}
 	}

@@ -42,7 +42,7 @@ type overlay struct {
 type pattern struct {
 	rulefile.Step
 
-	laid               rulefile.Laid
+	laid               rulefile.OverlayChange
 	at                 rulefile.Mark
 	path               string
 	keyGlob, valueGlob *glob.Pattern
@@ -180,7 +180,7 @@ func (o *overlay) keysOf(n *yaml.Node, where rulefile.Place) (keys []laidKey) {
 // enter adds p to its level. If the level has the same pattern, enter merges them, and only one of them may have keys.
 func (o *overlay) enter(r *rulefile.Reader, level *patterns, p *pattern) *pattern {
 	p.path, p.keyGlob, p.valueGlob = r.Path(), glob.New(p.Key), glob.New(p.Value)
-	p.laid = rulefile.Laid{Place: fmt.Sprintf("%s:%d", r.Report.File, p.at.Number()), Keys: p.shown()}
+	p.laid = rulefile.OverlayChange{Place: fmt.Sprintf("%s:%d", r.Report.File, p.at.Number()), Keys: p.shown()}
 	earlier := level.exact[p.Step]
 	switch {
 	case earlier == nil:

@@ -112,7 +112,7 @@ func (c *Client) apply() (problem string) {
 	begin := time.Now()
 	all := c.held.sorted()
 	c.held.list = nil
-	next := outcome{known: true, digest: digest(all), laid: c.rules.Laid()}
+	next := outcome{known: true, digest: digest(all), laid: c.rules.OverlayRevision()}
 	again := c.last.known && c.last.digest == next.digest && (c.last.problem == "" || c.last.laid == next.laid)
 	if again {
 		next.problem = c.last.problem
