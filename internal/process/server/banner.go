@@ -31,7 +31,7 @@ func (v *Server) announce(ctx context.Context) error {
 		if path := v.adminSocket(); path != "" {
 			attrs = append(attrs, "admin", path)
 		}
-		if why := v.store.Away(); why != "" {
+		if why := v.store.Disconnected(); why != "" {
 			attrs = append(attrs, "away", why)
 		}
 		v.log.InfoContext(ctx, "serving", attrs...)
@@ -56,7 +56,7 @@ func (v *Server) banner() string {
 	}
 	fmt.Fprintf(&b, "ratelimitd %s\n", v.version())
 	line("backend", "%s", v.store.what)
-	if why := v.store.Away(); why != "" {
+	if why := v.store.Disconnected(); why != "" {
 		line("", "unreachable: %s; until it can be reached, on_failure decides (%s, unless the rule sets it)", why, strings.ToLower(v.settings.Backend.OnFailure))
 	}
 	set := v.limiter.Rules()

@@ -133,11 +133,11 @@ func (s *Store) Connections() int {
 	return s.connections
 }
 
-// Away returns the reason for having no connection, or "" with a connection.
-func (s *Store) Away() string {
+// Disconnected returns the reason for having no connection, or "" with a connection.
+func (s *Store) Disconnected() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.away()
+	return s.disconnected()
 }
 
 // NotReady returns the reason why requests that need the backend cannot be decided, or "". It is always "" with
@@ -148,7 +148,7 @@ func (s *Store) NotReady() string {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if why := s.away(); why != "" {
+	if why := s.disconnected(); why != "" {
 		return why
 	}
 	for _, b := range s.nodes {
@@ -159,8 +159,8 @@ func (s *Store) NotReady() string {
 	return s.silence()
 }
 
-// away is [Store.Away]. The caller holds s.mu.
-func (s *Store) away() string {
+// disconnected is [Store.Disconnected]. The caller holds s.mu.
+func (s *Store) disconnected() string {
 	if s.connections > 0 {
 		return ""
 	}

@@ -120,7 +120,7 @@ func TestTried(t *testing.T) {
 		default:
 			t.Errorf("%s: not tried", name)
 		}
-		if why := s.Away(); why != "" {
+		if why := s.Disconnected(); why != "" {
 			t.Errorf("%s: disconnected with a connection: %s", name, why)
 		}
 	}
@@ -134,7 +134,7 @@ func TestTriedTellsTheResult(t *testing.T) {
 		heard := make(chan string)
 		go func() {
 			<-s.Tried()
-			heard <- s.Away()
+			heard <- s.Disconnected()
 		}()
 		s.Connected(1)
 		if away := <-heard; away != "" {
@@ -148,7 +148,7 @@ func TestLocal(t *testing.T) {
 	t.Parallel()
 	s := storehealth.Local()
 	<-s.Tried()
-	if why := s.NotReady() + s.Away(); why != "" || s.Connections() != 0 || len(s.Breakers()) != 0 {
+	if why := s.NotReady() + s.Disconnected(); why != "" || s.Connections() != 0 || len(s.Breakers()) != 0 {
 		t.Errorf("not ready or disconnected (%q), with %d connections to %v", why, s.Connections(), s.Breakers())
 	}
 }
