@@ -50,19 +50,19 @@ type Decision struct {
 
 // Facts describe a decision without its subject.
 type Facts struct {
-	Rule    string // path; empty if no rule matched
-	Outcome Outcome
-	Over    bool // the answer to the request was OVER_LIMIT
-	By      DecidedBy
-	Policy  descriptors.OnFailure // the fallback, if By is ByFallback
-	Control string                // the control that decided or set the limit's number, as kind:id; empty if none
-	Own     bool                  // the limit is an override of the request
-	Hits    uint64
-	Back    bool // the hits were refunded
-	Left    uint64
-	Retry   time.Duration // time until the rejected request would be admitted
-	Took    time.Duration // time since the request was read; 0 if unknown
-	Err     error         // the reason why the request failed
+	Rule     string // path; empty if no rule matched
+	Outcome  Outcome
+	Over     bool // the answer to the request was OVER_LIMIT
+	By       DecidedBy
+	Policy   descriptors.OnFailure // the fallback, if By is ByFallback
+	Control  string                // the control that decided or set the limit's number, as kind:id; empty if none
+	Override bool                  // the limit is an override of the request
+	Hits     uint64
+	Refund   bool // the hits were refunded
+	Left     uint64
+	Retry    time.Duration // time until the rejected request would be admitted
+	Took     time.Duration // time since the request was read; 0 if unknown
+	Err      error         // the reason why the request failed
 }
 
 // wanted reports whether Config.Observer wants r.
@@ -108,7 +108,7 @@ func (l *Limiter) observe(ctx context.Context, r *Request, p *Scratch, err error
 func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) Decision {
 	desc := &r.Descriptors[i]
 	d := Decision{Domain: r.Domain, Entries: desc.Entries[:min(len(desc.Entries), MaxEntries)]}
-	d.Hits, d.Back = r.hits(desc), desc.Negative
+	d.Hits, d.Refund = r.hits(desc), desc.Negative
 	if len(p.parts) == 0 { // it was not resolved
 		if rule := l.Matched(r.Domain, d.Entries); rule != nil {
 			d.Rule = rule.Path
@@ -122,10 +122,10 @@ func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) Decision {
 	}
 	t, s := &p.parts[i], &p.verdict.Statuses[i]
 	if t.reserving != reservesNothing {
-		d.Hits, d.Back = p.reserved(t)
+		d.Hits, d.Refund = p.reserved(t)
 	}
 	d.Outcome, d.Over = s.Outcome, p.verdict.Over
-	if d.Back && d.Outcome == ChargedLate { // a settlement that refunds
+	if d.Refund && d.Outcome == ChargedLate { // a settlement that refunds
 		d.Outcome = Admitted
 	}
 	if c := s.Control; c != nil {
@@ -134,7 +134,7 @@ func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) Decision {
 			d.By, d.Retry = ByControl, s.Decision.RetryAfter
 		}
 	}
-	d.Own, d.Limit = s.Override, s.RateLimit
+	d.Override, d.Limit = s.Override, s.RateLimit
 	if t.op < 0 {
 		return d
 	}

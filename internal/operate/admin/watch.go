@@ -163,9 +163,9 @@ func decisionMessage(l *observe.Line, who *access.Who) *adminv1.Decision {
 		Source:         adminv1.Source(l.By), // both use the same numbers
 		Control:        l.Control,
 		Limit:          valid(l.Limit),
-		IsOverride:     l.Own,
+		IsOverride:     l.Override,
 		Hits:           l.Hits,
-		IsNegativeHits: l.Back,
+		IsNegativeHits: l.Refund,
 		Left:           l.Left,
 		RetryAfter:     Duration(l.Retry),
 		Took:           Duration(l.Took),

@@ -34,7 +34,7 @@ func (o *Observer) sample(s *limiter.Sample, decisions []limiter.Decision) {
 	weight, every := o.draw(s, len(decisions))
 	for i := range decisions {
 		d := &decisions[i]
-		if weight == 0 || d.Back {
+		if weight == 0 || d.Refund {
 			continue
 		}
 		n := sums{float64(limiter.Counted(d.Hits)) * weight}
