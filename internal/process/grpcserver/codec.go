@@ -38,7 +38,7 @@ func (r *Reply) SendBy(stream grpc.ServerStream, conn *netlimit.Conn, answer any
 	r.owedBy(conn)
 	err := stream.SendMsg(answer)
 	if (err != nil || stream.Context().Err() != nil) && r.refs.Swap(-1<<30) > 0 { // grpc may never free r
-		conn.Took(len(r.SliceBuffer))
+		conn.AnswerDone(len(r.SliceBuffer))
 	}
 	return err
 }
@@ -46,7 +46,7 @@ func (r *Reply) SendBy(stream grpc.ServerStream, conn *netlimit.Conn, answer any
 func (r *Reply) owedBy(conn *netlimit.Conn) {
 	r.conn = conn
 	r.refs.Store(1)
-	conn.Owe(len(r.SliceBuffer))
+	conn.AnswerQueued(len(r.SliceBuffer))
 }
 
 // reply is an answer of a method other than ShouldRateLimit, with its connection.
@@ -61,7 +61,7 @@ func (r *Reply) Ref() { r.refs.Add(1) }
 // Free implements [mem.Buffer].
 func (r *Reply) Free() {
 	if r.refs.Add(-1) == 0 && r.conn != nil {
-		r.conn.Took(len(r.SliceBuffer))
+		r.conn.AnswerDone(len(r.SliceBuffer))
 	}
 }
 

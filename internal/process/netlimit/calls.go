@@ -114,9 +114,9 @@ func (c *Conn) Begin(ctx context.Context, kind Kind, call *Call) bool {
 	return ok
 }
 
-// Owe records an answer of size bytes that the client is to take. The caller must call Took when the answer has been written or
+// AnswerQueued records an answer of size bytes that the client is to take. The caller must call AnswerDone when the answer has been written or
 // dropped. The client decides how fast it reads, and grpc keeps the rest of the answer with its call.
-func (c *Conn) Owe(size int) {
+func (c *Conn) AnswerQueued(size int) {
 	n := int64(size) + owedCall
 	if c.owed.Add(n) > n {
 		return // the next sweep already checks the connection
@@ -127,8 +127,8 @@ func (c *Conn) Owe(size int) {
 	w.list(c)
 }
 
-// Took records that an answer of size bytes was written or dropped.
-func (c *Conn) Took(size int) { c.owed.Add(-int64(size) - owedCall) }
+// AnswerDone records that an answer of size bytes was written or dropped.
+func (c *Conn) AnswerDone(size int) { c.owed.Add(-int64(size) - owedCall) }
 
 // room reports whether there is room for another call. Beyond w.most/crowdedPart, only connections below their equal share have
 // room. This share shrinks as connections come, so the last 1/firstPart is for connections without a waiting call.

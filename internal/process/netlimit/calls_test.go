@@ -365,7 +365,7 @@ func TestUntaken(t *testing.T) {
 		light, lightConn := p.connect()
 		owe := func(c *Conn, calls int) {
 			for range calls {
-				c.Owe(100)
+				c.AnswerQueued(100)
 			}
 		}
 		owe(lightConn, 1000)
@@ -374,7 +374,7 @@ func TestUntaken(t *testing.T) {
 			owe(busyConn, 20_000)
 			time.Sleep(10 * time.Millisecond)
 			for range 20_000 {
-				busyConn.Took(100)
+				busyConn.AnswerDone(100)
 			}
 			time.Sleep(11 * time.Millisecond)
 		}
@@ -386,7 +386,7 @@ func TestUntaken(t *testing.T) {
 		p.wantClosed(false, "with 4 MiB beside it", light)
 		p.wantClosed(false, "that took its answers", busy)
 		for range 1000 {
-			lightConn.Took(100)
+			lightConn.AnswerDone(100)
 		}
 		time.Sleep(time.Second)
 		w := &lightConn.listener.waiting
