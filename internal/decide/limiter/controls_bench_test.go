@@ -40,7 +40,7 @@ func manyControls(tb testing.TB, n int) *controls.Controls {
 		entries := fmt.Sprintf(`["%s","%s"]`, text([]string{"user", "path", "bucket"}[i%3]), text(fmt.Sprint("other", i)))
 		until := time.Now().Add(time.Hour).UnixMilli()
 		all = append(all, replicated.Entry{
-			Key: fmt.Sprint(i), Made: 1, Expires: until,
+			Key: fmt.Sprint(i), Created: 1, Expires: until,
 			Text: fmt.Sprintf(`{"id":"%d","kind":"block","domain":"%s","entries":[%s],"until":%d}`, i, text("shop"), entries, until),
 		})
 	}

@@ -33,10 +33,10 @@ type shard struct {
 
 // record is the compact form of an entry, 32 bytes, since there may be millions.
 type record struct {
-	plan   *plan
-	until  int64  // seconds since the epoch; 0 if there is no end
-	made   int64  // time of the store's entry, as the store reports it; 0 for an entry of a file
-	number uint64 // Requests + 1; 0 if the entry is not Numbered
+	plan    *plan
+	until   int64  // seconds since the epoch; 0 if there is no end
+	created int64  // time of the store's entry, as the store reports it; 0 for an entry of a file
+	number  uint64 // Requests + 1; 0 if the entry is not Numbered
 }
 
 // plan is the name of a plan and the number of its tenants.
@@ -81,8 +81,8 @@ func (t *Table) Find(name []byte) (e Entry, ok bool) {
 	return r.entry(), true
 }
 
-// Made returns a tenant's entry and the time at which the store's entry was made.
-func (t *Table) Made(name string) (e Entry, made int64, ok bool) {
+// FindCreated returns a tenant's entry and the time at which the store's entry was made.
+func (t *Table) FindCreated(name string) (e Entry, made int64, ok bool) {
 	s := t.of(name)
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -90,7 +90,7 @@ func (t *Table) Made(name string) (e Entry, made int64, ok bool) {
 	if !ok {
 		return e, 0, false
 	}
-	return r.entry(), r.made, true
+	return r.entry(), r.created, true
 }
 
 // Names returns the names of all tenants.
@@ -109,7 +109,7 @@ func (t *Table) of(name string) *shard { return &t.shards[maphash.String(t.seed,
 
 // Set sets a tenant's entry and reports whether it replaced one.
 func (t *Table) Set(name string, e *Entry, made int64) (had bool) {
-	r := record{plan: t.plan(e.Plan), made: made}
+	r := record{plan: t.plan(e.Plan), created: made}
 	if e.Numbered {
 		r.number = e.Requests + 1
 	}

@@ -32,7 +32,7 @@ func learn(t *testing.T, c *Controls, w *override.Control) {
 	t.Helper()
 	e, err := entryOf(w)
 	if err == nil {
-		e.Made = 1
+		e.Created = 1
 		err = c.entries.Take(&e)
 	}
 	if err != nil {
@@ -250,7 +250,7 @@ func TestKept(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if e.Made, e.Expires = 1, time.Now().Add(time.Hour).UnixMilli(); c.entries.Take(&e) != nil {
+			if e.Created, e.Expires = 1, time.Now().Add(time.Hour).UnixMilli(); c.entries.Take(&e) != nil {
 				t.Fatal("it cannot be read")
 			}
 		}

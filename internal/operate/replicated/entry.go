@@ -6,9 +6,9 @@ import "errors"
 type Entry struct {
 	Key  string // not empty
 	Text string
-	// Made is the time of creation by the store's clock, in µs since the epoch. It is later than that of the replaced entry. An
-	// entry to be stored with Made 0 removes the key.
-	Made int64
+	// Created is the time of creation by the store's clock, in µs since the epoch. It is later than that of the replaced entry. An
+	// entry to be stored with Created 0 removes the key.
+	Created int64
 	// Expires is the time after which the entry may be forgotten, by the store's clock, in ms since the epoch; 0 means never. An
 	// entry with an end expires no earlier than the entries that it replaced, so that none of them returns.
 	Expires int64

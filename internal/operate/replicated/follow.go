@@ -206,7 +206,7 @@ func (r *Register) merge(e *Entry, now int64) {
 		return
 	}
 	known := r.config.Table.Entry(e.Key)
-	if known.Made > e.Made { // the store lost the later entry, or an earlier one replaced it
+	if known.Created > e.Created { // the store lost the later entry, or an earlier one replaced it
 		if r.lacks == nil {
 			r.lacks = make(map[string]struct{})
 		}
@@ -217,7 +217,7 @@ func (r *Register) merge(e *Entry, now int64) {
 	if expires == e.Expires {
 		delete(r.lacks, e.Key)
 	}
-	if known.Made == e.Made && known.Expires == expires {
+	if known.Created == e.Created && known.Expires == expires {
 		return
 	}
 	e.Expires = expires
@@ -264,7 +264,7 @@ func (r *Register) storeLacking(ctx context.Context) error {
 			if len(some) == storeAtOnce {
 				break
 			}
-			if e := r.config.Table.Entry(key); e.Made > 0 && !expired(&e, now) {
+			if e := r.config.Table.Entry(key); e.Created > 0 && !expired(&e, now) {
 				e.Key = key
 				some = append(some, e)
 			} else {

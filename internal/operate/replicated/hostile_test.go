@@ -71,7 +71,7 @@ func TestClockBehind(t *testing.T) {
 			r, table := replica(t, db.Addr())
 			_, other := replica(t, db.Addr())
 			ends := time.Now().Add(time.Hour).UnixMilli()
-			write(t, open(t, db.Addr()), replicated.Entry{Key: "a", Text: "old", Made: time.Now().Add(30 * time.Second).UnixMicro(), Expires: ends})
+			write(t, open(t, db.Addr()), replicated.Entry{Key: "a", Text: "old", Created: time.Now().Add(30 * time.Second).UnixMicro(), Expires: ends})
 			agree(t, map[string]string{"a": "old"}, table, other)
 			change(t, db)
 			put(t, r, "a", "new", time.UnixMilli(ends))
@@ -164,7 +164,7 @@ func TestHuge(t *testing.T) {
 func TestRepaired(t *testing.T) {
 	t.Parallel()
 	for name, e := range map[string]replicated.Entry{
-		"earlier": {Key: "a", Text: "earlier", Made: 1}, "too large": {Key: "a", Text: strings.Repeat("x", 40_000), Made: 1 << 60},
+		"earlier": {Key: "a", Text: "earlier", Created: 1}, "too large": {Key: "a", Text: strings.Repeat("x", 40_000), Created: 1 << 60},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

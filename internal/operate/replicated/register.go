@@ -149,7 +149,7 @@ func (r *Register) put(ctx context.Context, decide func() ([]Entry, error)) erro
 	for i := range entries {
 		e := &entries[i]
 		known := r.config.Table.Entry(e.Key) // the store's clock may have been ahead when this entry was made
-		e.Made, e.Expires = max(now, known.Made+1), later(e, known.Expires)
+		e.Created, e.Expires = max(now, known.Created+1), later(e, known.Expires)
 	}
 	if r.config.Store != nil {
 		if r.since, err = r.config.Store.Put(ctx, r.since, entries, false); err != nil {

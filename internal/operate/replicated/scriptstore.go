@@ -102,7 +102,7 @@ func parseInt(field any) (int64, error) {
 	return strconv.ParseInt(text, 10, 64)
 }
 
-// parseEntry parses an entry's text in the store: Made, Expires, and Text.
+// parseEntry parses an entry's text in the store: Created, Expires, and Text.
 func parseEntry(key, text string) (Entry, error) {
 	made, rest, _ := strings.Cut(text, " ")
 	expires, text, ok := strings.Cut(rest, " ")
@@ -111,9 +111,9 @@ func parseEntry(key, text string) (Entry, error) {
 	}
 	e := Entry{Key: key, Text: text}
 	var err, err2 error
-	e.Made, err = parseInt(made)
+	e.Created, err = parseInt(made)
 	e.Expires, err2 = parseInt(expires)
-	if max(e.Made, e.Expires) > 1<<52 { // not written by a server: no change could be later
+	if max(e.Created, e.Expires) > 1<<52 { // not written by a server: no change could be later
 		err = errReply
 	}
 	return e, errors.Join(err, err2)
@@ -160,11 +160,11 @@ func (s *ScriptStore) page(since Revision, entries []Entry, again bool) (args []
 	args = []any{"put", strconv.FormatInt(since.Number, 10), since.Tag, rand.Text()[:12], strconv.Itoa(most)}
 	for size := 0; n < len(entries) && n < min(s.atOnce, writesAtOnce) && size < writtenBytes; n++ {
 		e := &entries[n]
-		if e.Made == 0 {
+		if e.Created == 0 {
 			args = append(args, e.Key, "gone", "0", "")
 			continue
 		}
-		args = append(args, e.Key, how, strconv.FormatInt(e.Expires, 10), fmt.Sprintf("%d %d %s", e.Made, e.Expires, e.Text))
+		args = append(args, e.Key, how, strconv.FormatInt(e.Expires, 10), fmt.Sprintf("%d %d %s", e.Created, e.Expires, e.Text))
 		size += len(e.Key) + len(e.Text)
 	}
 	return args, n

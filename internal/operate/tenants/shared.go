@@ -44,8 +44,8 @@ func newShared(seed maphash.Seed, event func(Event)) *shared {
 
 // Entry implements [replicated.Table].
 func (s *shared) Entry(name string) replicated.Entry {
-	if e, made, ok := s.Made(name); ok {
-		return replicated.Entry{Text: textOf(&e), Made: made}
+	if e, made, ok := s.FindCreated(name); ok {
+		return replicated.Entry{Text: textOf(&e), Created: made}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,7 +59,7 @@ func (s *shared) Take(e *replicated.Entry) error {
 	delete(s.tombstones, e.Key)
 	if e.Text == "" {
 		s.Unset(e.Key)
-		s.tombstones[e.Key] = replicated.Entry{Made: e.Made, Expires: e.Expires}
+		s.tombstones[e.Key] = replicated.Entry{Created: e.Created, Expires: e.Expires}
 		return nil
 	}
 	said, err := parseText(e.Text)
@@ -68,7 +68,7 @@ func (s *shared) Take(e *replicated.Entry) error {
 		s.event(Unread)
 		return err
 	}
-	s.Set(e.Key, &said, e.Made)
+	s.Set(e.Key, &said, e.Created)
 	return nil
 }
 

@@ -124,7 +124,7 @@ func TestForgedControls(t *testing.T) {
 		}
 		for _, more := range []time.Duration{0, time.Minute, 24 * time.Hour} {
 			forged++
-			e.Made += more.Microseconds()
+			e.Created += more.Microseconds()
 			stranger.put(e)
 			e.Expires += more.Milliseconds()
 			stranger.put(e)
@@ -146,7 +146,7 @@ func TestForgedControls(t *testing.T) {
 	block(clear, "kept") // creates the name
 	inClear, _ := stranger.all()
 	for _, e := range inClear {
-		if e.Made++; !strings.HasPrefix(e.Text, "sealed:") {
+		if e.Created++; !strings.HasPrefix(e.Text, "sealed:") {
 			e.Text = "sealed:garbage"
 			stranger.put(e)
 		}

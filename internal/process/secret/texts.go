@@ -117,7 +117,7 @@ func (t *Texts) Register(store replicated.Store) replicated.Store { //nolint:ire
 // about returns the about of an entry: its stored key and times. Open thus detects an entry that was moved or extended, and an
 // entry that was restored keeps its original times.
 func about(e *replicated.Entry) string {
-	return fmt.Sprintf("entry %s %d %d", e.Key, e.Made, e.Expires)
+	return fmt.Sprintf("entry %s %d %d", e.Key, e.Created, e.Expires)
 }
 
 // Changes implements [replicated.Store]. An entry that cannot be opened gets an empty key and an invalid text.
