@@ -30,12 +30,12 @@ const (
 
 // holder is a client that has reported the bucket.
 type holder struct {
-	stream *stream
-	bucket *bucket // nil if the holder only exists to abandon an unserved bucket once
-	id     *rlqspb.BucketId
-	heard  time.Time         // time of its last report
-	latest shares.Assignment // its latest assignment, sent or queued
-	queued bool              // it is in the queue of its stream
+	stream     *stream
+	bucket     *bucket // nil if the holder only exists to abandon an unserved bucket once
+	id         *rlqspb.BucketId
+	lastReport time.Time         // time of its last report
+	latest     shares.Assignment // its latest assignment, sent or queued
+	queued     bool              // it is in the queue of its stream
 }
 
 // bucket is one limit and the clients that share it. The service's lock guards its mutable fields.

@@ -172,7 +172,7 @@ func (s *stream) report(u *rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage, a
 		Allowed: min(u.GetNumRequestsAllowed(), maxReported), Denied: min(u.GetNumRequestsDenied(), maxReported),
 	}
 	h := s.holders[string(key)]
-	if h == nil || at.Sub(h.heard) < usual {
+	if h == nil || at.Sub(h.lastReport) < usual {
 		if time.Since(at) > longest { // the client reports it again
 			s.service.counts.Unserved++
 			return nil
@@ -191,7 +191,7 @@ func (s *stream) report(u *rlqspb.RateLimitQuotaUsageReports_BucketQuotaUsage, a
 			return nil
 		}
 	}
-	h.heard = at
+	h.lastReport = at
 	sum.add(usage)
 	h.bucket.report(h, usage)
 	return nil

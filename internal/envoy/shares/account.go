@@ -95,7 +95,7 @@ func (b *Bucket) receive(now Micros, a *Answer) bool {
 // turn begins a new window at a time. Leased hits become void, and promises beyond the end of the old window must be paid for again.
 func (b *Bucket) turn(start Micros) {
 	for _, h := range b.holders {
-		h.carry(start, h.tokens+h.hits(max(h.heard, b.start), start))
+		h.carry(start, h.tokens+h.hits(max(h.lastReport, b.start), start))
 	}
 	b.account = account{left: float64(b.Limit.Hits), at: start, start: start, funded: math.Inf(1)}
 	b.stray.room, b.stray.at = 0, start
@@ -109,11 +109,11 @@ func (b *Bucket) settle(h *holder, now Micros, allowed float64, complete, satura
 		b.settleFast(h, now, allowed, complete, saturated)
 		return
 	}
-	most := h.tokens + h.hits(max(h.heard, b.start), now)
+	most := h.tokens + h.hits(max(h.lastReport, b.start), now)
 	if !complete {
 		allowed = max(allowed, most)
 		h.lose()
-	} else if h.heard < b.start {
+	} else if h.lastReport < b.start {
 		allowed = min(allowed, most)
 	}
 	b.paid -= allowed

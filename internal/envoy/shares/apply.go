@@ -21,14 +21,14 @@ func (b *Bucket) apply(now Micros) {
 	}
 	for _, h := range b.holders {
 		switch share := h.share(now); {
-		case h.state == gone:
+		case h.state == streamEnded:
 		case h.target < 1.0/hour: // below the smallest possible share
-			if h.state != denied || h.assignedAt < h.heard {
+			if h.state != denied || h.assignedAt < h.lastReport {
 				b.reject(h, now)
 			}
 		case h.state != assigned, h.worth(least, now), tight && h.target < share:
 			b.assign(h, h.target, now)
-		case h.assignedAt < h.heard:
+		case h.assignedAt < h.lastReport:
 			b.assign(h, share, now)
 		}
 	}
@@ -45,7 +45,7 @@ func (h *holder) worth(least float64, now Micros) bool {
 // renew repeats the assignment of each holder that has reported since the last one.
 func (b *Bucket) renew(now Micros) {
 	for _, h := range b.holders {
-		if h.state == assigned && h.assignedAt < h.heard {
+		if h.state == assigned && h.assignedAt < h.lastReport {
 			b.assign(h, h.share(now), now)
 		}
 	}
@@ -59,7 +59,7 @@ func (b *Bucket) spend(now Micros) {
 	for _, h := range b.holders {
 		if rate, ok := h.due(now); ok {
 			all, kept := b.price(h, rate, now), price{}
-			if h.assignedAt < h.heard {
+			if h.assignedAt < h.lastReport {
 				kept = b.price(h, min(rate, h.share(now)), now)
 			}
 			renewing.add(kept)
@@ -74,7 +74,7 @@ func (b *Bucket) spend(now Micros) {
 		if rate = min(rate, share+grow*max(0, rate-share)); grow < 1 && rate <= (1+minMove)*share {
 			rate = min(rate, share)
 		}
-		switch reported := h.assignedAt < h.heard; {
+		switch reported := h.assignedAt < h.lastReport; {
 		case !ok, rate == share && !reported:
 			continue
 		case rate <= share && renew < 1:
@@ -94,7 +94,7 @@ func (h *holder) due(now Micros) (rate float64, ok bool) {
 	if h.state != assigned {
 		return 0, false
 	}
-	share, reported := h.share(now), h.assignedAt < h.heard
+	share, reported := h.share(now), h.assignedAt < h.lastReport
 	switch {
 	case h.target > share && h.worth(minMove, now) && (reported || now-h.moved >= h.interval/2),
 		h.target < (1-minMove)*share && reported:
@@ -118,7 +118,7 @@ func (b *Bucket) buy(h *holder, rate float64, free *price, now Micros) {
 			return
 		}
 	}
-	if h.state != denied || h.assignedAt < h.heard {
+	if h.state != denied || h.assignedAt < h.lastReport {
 		b.reject(h, now)
 	}
 }
@@ -128,7 +128,7 @@ func (b *Bucket) buy(h *holder, rate float64, free *price, now Micros) {
 func (b *Bucket) admit(now Micros) {
 	free := b.free()
 	for _, h := range b.holders {
-		if h.state != waiting && h.state != denied || h.state == waiting && h.heard >= b.requestedAt && b.failed == 0 {
+		if h.state != waiting && h.state != denied || h.state == waiting && h.lastReport >= b.requestedAt && b.failed == 0 {
 			continue
 		}
 		if b.buy(h, 0, &free, now); h.state == assigned {

@@ -33,7 +33,7 @@ func (b *Bucket) Key() string {
 	}
 	fmt.Fprintf(&s, "%.6f %.6f %d %d %d %.4f|", b.left, b.paid, rel(b.start), rel(b.ends), rel(b.due), b.cap)
 	for _, h := range b.holders {
-		fmt.Fprintf(&s, "%d %.4f %d %d %d %d %.6f %.6f %v %.4f %d;", h.state, h.demand.rate, rel(h.heard), rel(h.assignedAt), rel(h.moved),
+		fmt.Fprintf(&s, "%d %.4f %d %d %d %d %.6f %.6f %v %.4f %d;", h.state, h.demand.rate, rel(h.lastReport), rel(h.assignedAt), rel(h.moved),
 			h.interval, h.tokens, h.raised, h.fell, h.target, rel(h.active)/(10*second))
 		for _, u := range h.sent {
 			fmt.Fprintf(&s, " %.6f %.1f %d %d", u.rate, u.burst, rel(u.until), rel(u.since))

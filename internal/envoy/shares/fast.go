@@ -58,7 +58,7 @@ func (b *Bucket) fastCapacity(now Micros) float64 {
 func (b *Bucket) wants() float64 {
 	sum := b.callers.rate
 	for _, h := range b.holders {
-		if h.state != gone {
+		if h.state != streamEnded {
 			sum += h.demand.rate
 		}
 	}
@@ -101,7 +101,7 @@ func (l *leavers) part() float64 {
 func (b *Bucket) leavers(now Micros) (l leavers) {
 	for _, h := range b.holders {
 		switch {
-		case h.state == gone:
+		case h.state == streamEnded:
 			l.rate += h.held(now)
 			l.weight += h.Weight
 		case now < h.arriving:
@@ -111,7 +111,7 @@ func (b *Bucket) leavers(now Micros) (l leavers) {
 	l.taken = l.mine
 	for i := range b.others {
 		r := &b.others[i]
-		l.rate, l.weight, l.taken = l.rate+r.Gone, l.weight+r.GoneWeight, l.taken+r.Taken
+		l.rate, l.weight, l.taken = l.rate+r.Ended, l.weight+r.EndedWeight, l.taken+r.Taken
 	}
 	return l
 }
@@ -120,7 +120,7 @@ func (b *Bucket) leavers(now Micros) (l leavers) {
 func (b *Bucket) endArrivals(now Micros) {
 	l := b.leavers(now)
 	for _, h := range b.holders {
-		if h.state != gone && now < h.arriving && h.arriving < now+handover-dead && l.taken > l.weight {
+		if h.state != streamEnded && now < h.arriving && h.arriving < now+handover-dead && l.taken > l.weight {
 			l.taken -= h.Weight
 			h.arriving = now
 		}
@@ -134,7 +134,7 @@ func (b *Bucket) accrue(h *holder, now Micros) {
 	if b.Mode == Strict || b.failed != 0 {
 		return
 	}
-	if h.state == gone {
+	if h.state == streamEnded {
 		hits *= b.gone.part()
 	}
 	h.escrow += hits
@@ -196,7 +196,7 @@ func (b *Bucket) needFast(now Micros) Request {
 			tokens += h.target * b.burstSeconds()
 		case assigned:
 			uses += h.held(now)
-		case gone:
+		case streamEnded:
 		}
 	}
 	hits := max(uses, b.wanted)*b.ahead() + tokens - b.paid

@@ -25,10 +25,10 @@ type Client struct { // unchanged after a reconnect if the client can be recogni
 type state uint8
 
 const (
-	waiting  state = iota // has reported, and has no assignment in force
-	assigned              // has a token bucket
-	denied                // rejects everything until the end of the window
-	gone                  // its stream has ended; its assignments are in force until they expire
+	waiting     state = iota // has reported, and has no assignment in force
+	assigned                 // has a token bucket
+	denied                   // rejects everything until the end of the window
+	streamEnded              // its stream has ended; its assignments are in force until they expire
 )
 
 // String returns the name of s.
@@ -51,7 +51,7 @@ type holder struct {
 	demand     demand
 	interval   Micros // average time between its reports
 	ticking    bool   // has reported an interval since its stream opened
-	heard      Micros // time of the last report
+	lastReport Micros // time of the last report
 	active     Micros // time of the last report with requests
 	moved      Micros // time of the last change of its rate
 	assignedAt Micros // time of the last assignment
@@ -163,7 +163,7 @@ func (h *holder) forget(now Micros) {
 
 // reachable reports whether a message to h takes effect soon: its stream is open and its last report is recent.
 func (h *holder) reachable(now Micros) bool {
-	return h.state != gone && now-h.heard <= h.interval+h.interval/2
+	return h.state != streamEnded && now-h.lastReport <= h.interval+h.interval/2
 }
 
 // end limits all assignments to the given time.

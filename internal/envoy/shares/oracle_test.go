@@ -58,7 +58,7 @@ func (b *Bucket) OffOracle() float64 {
 	c.plan(c.clock.now)
 	var parts, demands, weights []float64
 	for _, h := range c.holders {
-		if h.state != gone && h.demand.known {
+		if h.state != streamEnded && h.demand.known {
 			parts, demands, weights = append(parts, h.target), append(demands, h.demand.rate), append(weights, h.Weight)
 		}
 	}

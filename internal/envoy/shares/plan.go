@@ -23,7 +23,7 @@ func (b *Bucket) plan(now Micros) {
 	for i, h := range b.holders {
 		h.target = targets[i]
 		switch {
-		case h.state == gone:
+		case h.state == streamEnded:
 		case b.Mode == Strict: // hits that are not needed stay in the store
 			h.target = min(h.target, b.useful(h, part*h.Weight/weight, b.Limit.rate()*h.Weight/weight))
 		case now < h.arriving: // it keeps its previous rate until other replicas know that it has moved
@@ -38,7 +38,7 @@ func (b *Bucket) plan(now Micros) {
 
 // claimOf returns the claim of h, which is zero if its stream has ended. A client without a known demand claims its current share.
 func (b *Bucket) claimOf(h *holder, now Micros) Claim {
-	if h.state == gone {
+	if h.state == streamEnded {
 		return Claim{}
 	}
 	c := claimOf(h.demand.rate, h.Weight)

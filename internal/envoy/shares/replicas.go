@@ -15,14 +15,14 @@ type Row struct {
 	Until   Micros // end of the row, set by the store on its clock
 
 	// Fast mode only.
-	Paid       float64 // average of paid, unused hits until the next row
-	Returns    float64 // maximum hits that reports may return
-	Held       float64 // rate that its holders may use
-	HeldWeight float64 // weight of these holders
-	Gone       float64 // part of Held of holders whose streams have ended
-	GoneWeight float64 // weight of these holders
-	Calls      float64 // hits per second that its RLS callers request
-	Taken      float64 // weight of holders that recently moved from another replica
+	Paid        float64 // average of paid, unused hits until the next row
+	Returns     float64 // maximum hits that reports may return
+	Held        float64 // rate that its holders may use
+	HeldWeight  float64 // weight of these holders
+	Ended       float64 // part of Held of holders whose streams have ended
+	EndedWeight float64 // weight of these holders
+	Calls       float64 // hits per second that its RLS callers request
+	Taken       float64 // weight of holders that recently moved from another replica
 
 	// Strict mode only.
 	Reserved float64 // unused leased hits
@@ -41,7 +41,7 @@ func (r *Row) sane() bool {
 		}
 	}
 	for _, x := range [...]float64{
-		r.Demand, r.Weight, r.Satisfied, r.Open, r.Fresh, r.Returns, r.Held, r.HeldWeight, r.Gone, r.GoneWeight, r.Calls, r.Taken, r.Next,
+		r.Demand, r.Weight, r.Satisfied, r.Open, r.Fresh, r.Returns, r.Held, r.HeldWeight, r.Ended, r.EndedWeight, r.Calls, r.Taken, r.Next,
 	} {
 		if !(x >= 0 && x <= most) { // also false for NaN
 			return false
@@ -66,9 +66,9 @@ func (b *Bucket) row(now Micros, hits float64) Row {
 		r.HeldWeight += h.Weight
 		r.Next += b.promisedNext(h)
 		switch {
-		case h.state == gone:
-			r.Gone += held
-			r.GoneWeight += h.Weight
+		case h.state == streamEnded:
+			r.Ended += held
+			r.EndedWeight += h.Weight
 		case now < h.arriving:
 			r.Taken += h.Weight
 		}
@@ -95,9 +95,9 @@ func (b *Bucket) strictLife(now Micros) Micros {
 	return life + nextRow
 }
 
-// hear stores the rows of the other replicas.
-func (b *Bucket) hear(now Micros, rows []Row) {
-	b.others, b.heard = b.others[:0], now
+// receiveRows stores the rows of the other replicas.
+func (b *Bucket) receiveRows(now Micros, rows []Row) {
+	b.others, b.lastRows = b.others[:0], now
 	mine := Row{}
 	for i := range rows {
 		switch r := &rows[i]; {
@@ -137,7 +137,7 @@ func (b *Bucket) succeed(now Micros, mine *Row, live float64) {
 		if age := mine.written() - r.written(); r.Left || age > dead {
 			oldest = max(oldest, age)
 			b.legacy += r.Held / live
-			r.Claim, r.Gone, r.GoneWeight, r.Paid, r.Returns, r.Taken = Claim{}, r.Held, r.HeldWeight, 0, 0, 0
+			r.Claim, r.Ended, r.EndedWeight, r.Paid, r.Returns, r.Taken = Claim{}, r.Held, r.HeldWeight, 0, 0, 0
 		}
 	}
 	if before == 0 && b.legacy > 0 {

@@ -11,18 +11,18 @@ func (b *Bucket) Report(at Micros, c Client, u Usage) {
 		return
 	}
 	h.Client = c
-	gap := now - h.heard
+	gap := now - h.lastReport
 	most := h.interval + h.interval/2
 	if b.Mode == Strict {
 		most = h.interval + reportDelay
 	}
-	complete := h.state != gone && gap <= most
+	complete := h.state != streamEnded && gap <= most
 	b.accrue(h, now)
 	b.settle(h, now, b.plausible(h, u.Allowed, now), complete, saturated(u))
-	if h.state == gone {
+	if h.state == streamEnded {
 		h.ticking = false
 	}
-	if h.state == gone || h.state == assigned && h.until() <= now {
+	if h.state == streamEnded || h.state == assigned && h.until() <= now {
 		h.state = waiting
 		b.soon(now)
 	}
@@ -42,7 +42,7 @@ func (b *Bucket) Report(at Micros, c Client, u Usage) {
 	if u.Busy() {
 		h.active = now
 	}
-	h.heard, h.ticking = now, true
+	h.lastReport, h.ticking = now, true
 	b.due = min(b.due, now+each)
 }
 
@@ -62,7 +62,7 @@ func (b *Bucket) observe(h *holder, u Usage, span float64) {
 // join makes a client a holder. A client that reports an elapsed time comes from another replica, or from before a restart of this one,
 // which has paid for its usage. It keeps its previous rate until other replicas know that it has moved.
 func (b *Bucket) join(now Micros, c Client, u Usage) {
-	h := &holder{Client: c, interval: usualInterval, heard: now, active: now, accrued: now, moved: now - each}
+	h := &holder{Client: c, interval: usualInterval, lastReport: now, active: now, accrued: now, moved: now - each}
 	if span := u.span(); span > 0 {
 		b.observe(h, u, span)
 		h.used, h.arriving = float64(u.Allowed)/span, now+handover+nextRow
@@ -80,10 +80,10 @@ func (b *Bucket) join(now Micros, c Client, u Usage) {
 // plausible returns the number of reported hits that count, so that a lying client takes little from the others. For a client with an
 // uninterrupted assignment, the maximum is that of the assignment or, in fast mode, twice that, since messages may be late.
 func (b *Bucket) plausible(h *holder, allowed uint64, now Micros) float64 {
-	hits, most := float64(allowed), h.tokens+h.hits(max(h.heard, b.start), now)
+	hits, most := float64(allowed), h.tokens+h.hits(max(h.lastReport, b.start), now)
 	paid := most
 	if b.Mode == Fast {
-		paid, most = h.escrow, 2*(h.burst(h.heard)+h.hits(h.heard, now))
+		paid, most = h.escrow, 2*(h.burst(h.lastReport)+h.hits(h.lastReport, now))
 	}
 	if h.unpaid || h.ticking && h.state == assigned && h.until() > now {
 		return min(hits, most)

@@ -90,16 +90,16 @@ type Bucket struct {
 	burn    float64 // strict: the part of the requested hits that is dropped
 	callers demand  // demand of RLS callers
 
-	met     bool   // the rows of the other replicas have been received
-	heard   Micros // time of their last rows
-	others  []Row
-	claims  []Claim // of the live holders and of RLS callers; reused by the next plan
-	claim   Claim   // sum of claims
-	level   float64 // fair level for which claims are made
-	cap     float64 // hits per second that all replicas together may hand out
-	want    float64 // this replica's part of cap
-	portion float64 // holders' portion of want
-	jumps   float64 // sum of the jumps of demand since the last division, in hits per second
+	synced   bool   // the rows of the other replicas have been received
+	lastRows Micros // time of their last rows
+	others   []Row
+	claims   []Claim // of the live holders and of RLS callers; reused by the next plan
+	claim    Claim   // sum of claims
+	level    float64 // fair level for which claims are made
+	cap      float64 // hits per second that all replicas together may hand out
+	want     float64 // this replica's part of cap
+	portion  float64 // holders' portion of want
+	jumps    float64 // sum of the jumps of demand since the last division, in hits per second
 
 	due         Micros // time of the next question to the store
 	requestedAt Micros // time of the last question
@@ -123,7 +123,7 @@ func New(c Config, now Micros) *Bucket {
 		c.Delivery = usualInterval
 	}
 	b := &Bucket{
-		Config: c, decided: c.Limit != Limit{}, met: c.Replica == "", clock: clock{wall: now, now: now}, byID: map[string]*holder{}, round: 1,
+		Config: c, decided: c.Limit != Limit{}, synced: c.Replica == "", clock: clock{wall: now, now: now}, byID: map[string]*holder{}, round: 1,
 		level: math.Inf(1), requestedAt: now - each, due: never, divideAt: never,
 	}
 	b.stray.at, b.funded, b.inherited = now, math.Inf(1), now
@@ -161,7 +161,7 @@ func (b *Bucket) Rule(k Kind, at Micros) {
 	if b.ruling != k {
 		b.ruling, b.decided, b.at, b.divideAt = k, true, 0, now
 		for _, h := range b.holders {
-			h.assignedAt = min(h.assignedAt, h.heard-1)
+			h.assignedAt = min(h.assignedAt, h.lastReport-1)
 		}
 	}
 	b.asking, b.failed = false, 0
@@ -179,14 +179,14 @@ func (b *Bucket) schedule(now Micros) {
 // it again within milliseconds. So a client without an assignment is not told to abandon the bucket; its own configuration applies.
 func (b *Bucket) tellRuled(now Micros) {
 	for _, h := range b.holders {
-		if h.state == gone || h.assignedAt >= h.heard || b.ruling == Abandon && h.active == h.heard && h.state == waiting {
+		if h.state == streamEnded || h.assignedAt >= h.lastReport || b.ruling == Abandon && h.active == h.lastReport && h.state == waiting {
 			continue
 		}
 		h.state = denied
 		h.end(now + arrival)
 		b.tell(h, now, Assignment{Kind: b.ruling, TTL: usualTTL})
 		if b.ruling == Abandon {
-			h.state = gone
+			h.state = streamEnded
 		}
 	}
 }
@@ -205,7 +205,7 @@ func (b *Bucket) Idle() bool { return len(b.holders) == 0 && len(b.others) == 0 
 func (b *Bucket) Leave(at Micros, id string) {
 	now := b.advance(at)
 	h := b.byID[id]
-	if h == nil || h.state == gone {
+	if h == nil || h.state == streamEnded {
 		return
 	}
 	b.accrue(h, now)
@@ -215,7 +215,7 @@ func (b *Bucket) Leave(at Micros, id string) {
 
 // lose records that h cannot be reached.
 func (b *Bucket) lose(h *holder, now Micros) {
-	h.state = gone
+	h.state = streamEnded
 	if b.Mode == Fast {
 		h.end(now + handover)
 	}
@@ -285,7 +285,7 @@ func (b *Bucket) Request(at Micros) (Request, bool) {
 		return Request{}, false
 	}
 	b.asking, b.requestedAt, b.due = true, now, never
-	b.met = b.met && (b.Replica == "" || now-b.heard <= dead)
+	b.synced = b.synced && (b.Replica == "" || now-b.lastRows <= dead)
 	b.drop(now)
 	if !b.Divides() {
 		return Request{}, true
@@ -295,7 +295,7 @@ func (b *Bucket) Request(at Micros) (Request, bool) {
 	}
 	b.plan(now)
 	var a Request
-	if b.met { // otherwise the claims of others are still unknown
+	if b.synced { // otherwise the claims of others are still unknown
 		a = b.need(now)
 	}
 	a.Row = b.row(now, float64(a.Hits))
@@ -310,16 +310,16 @@ func (b *Bucket) Answer(at Micros, a Answer) {
 	now := b.advance(at)
 	b.asking = false
 	b.schedule(now)
-	if !b.met {
-		b.hear(now, a.Rows)
-		b.met, b.due, b.paused = true, now, 0
+	if !b.synced {
+		b.receiveRows(now, a.Rows)
+		b.synced, b.due, b.paused = true, now, 0
 		return
 	}
 	b.failed = 0
 	if !b.receive(now, &a) {
 		return
 	}
-	b.hear(now, a.Rows)
+	b.receiveRows(now, a.Rows)
 	b.divide(now)
 }
 
@@ -349,7 +349,7 @@ func (b *Bucket) Failed(at Micros, f Fallback) {
 		b.pardon()
 	}
 	for _, h := range b.holders {
-		if h.assignedAt < h.heard && (h.state == waiting || h.state == denied) && (f != Keep || b.Mode == Strict) {
+		if h.assignedAt < h.lastReport && (h.state == waiting || h.state == denied) && (f != Keep || b.Mode == Strict) {
 			b.reject(h, now)
 		}
 	}
@@ -375,7 +375,7 @@ func (b *Bucket) Renew(at Micros, id string) []Action {
 	now := b.advance(at)
 	for _, h := range b.holders {
 		if id == "" || id == h.ID {
-			h.assignedAt = min(h.assignedAt, h.heard-1)
+			h.assignedAt = min(h.assignedAt, h.lastReport-1)
 		}
 	}
 	switch {
@@ -406,23 +406,23 @@ func (b *Bucket) Actions(at Micros) []Action {
 // drop removes holders without an assignment in force, and abandons those that are idle or no longer report the bucket.
 func (b *Bucket) drop(now Micros) {
 	for _, h := range b.holders {
-		h.forget(h.heard)
-		if b.Mode == Fast && h.state != gone && !h.reachable(now) { // its connection is broken, and it may report elsewhere
+		h.forget(h.lastReport)
+		if b.Mode == Fast && h.state != streamEnded && !h.reachable(now) { // its connection is broken, and it may report elsewhere
 			b.lose(h, now)
 			continue
 		}
-		idle := now-h.active > idleAfter && now-h.heard <= h.interval
-		silent := now-h.heard > max(usualTTL*second, 3*h.interval)
-		if h.state != gone && b.Divides() && (idle || silent) {
+		idle := now-h.active > idleAfter && now-h.lastReport <= h.interval
+		silent := now-h.lastReport > max(usualTTL*second, 3*h.interval)
+		if h.state != streamEnded && b.Divides() && (idle || silent) {
 			b.tell(h, now, Assignment{Kind: Abandon})
-			h.state = gone
+			h.state = streamEnded
 			if b.Mode == Fast && idle { // a silent client may not receive the message
 				h.end(now + arrival)
 			}
 		}
 	}
 	b.holders = slices.DeleteFunc(b.holders, func(h *holder) bool {
-		if h.state != gone || h.until() > now {
+		if h.state != streamEnded || h.until() > now {
 			return false
 		}
 		if b.Mode == Strict {

@@ -25,7 +25,7 @@ func (b *Bucket) strictCapacity(now Micros) float64 {
 		total += b.others[i].Reserved
 	}
 	for _, h := range b.holders {
-		if h.state == gone {
+		if h.state == streamEnded {
 			total -= b.promised(h)
 		} else {
 			clients++
@@ -59,14 +59,14 @@ func (h *holder) carry(now Micros, most float64) {
 // promised returns the hits that h may admit in this window and has not reported: all tokens that it may hold, and its rates since the
 // last report for as long as they may be in force. Delivery includes the transit times of the report and of an assignment.
 func (b *Bucket) promised(h *holder) float64 {
-	if h.until() <= max(h.heard, b.start) {
+	if h.until() <= max(h.lastReport, b.start) {
 		return 0
 	}
 	end := Micros(math.MaxInt64)
 	if b.ends > 0 {
 		end = b.ends
 	}
-	return h.tokens + h.hits(max(h.heard, b.start), end)
+	return h.tokens + h.hits(max(h.lastReport, b.start), end)
 }
 
 // promisedNext returns the hits that h may admit in the next window.
@@ -75,7 +75,7 @@ func (b *Bucket) promisedNext(h *holder) float64 {
 		return 0
 	}
 	next := *h
-	next.carry(b.ends, h.tokens+h.hits(max(h.heard, b.start), b.ends))
+	next.carry(b.ends, h.tokens+h.hits(max(h.lastReport, b.start), b.ends))
 	return next.tokens + h.hits(b.ends, math.MaxInt64)
 }
 
@@ -83,7 +83,7 @@ func (b *Bucket) promisedNext(h *holder) float64 {
 func (b *Bucket) planned(now Micros) (sum float64) {
 	for _, h := range b.holders {
 		sum += b.promised(h)
-		if h.state != gone {
+		if h.state != streamEnded {
 			rate := h.target
 			if share := h.share(now); rate >= (1-minMove)*share { // renewed unchanged
 				rate = max(rate, share)
