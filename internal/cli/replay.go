@@ -304,7 +304,7 @@ func (p *program) replayChanges(r *replay.Report) {
 	p.printf("\nwhen recorded, %d of %d were rejected by a limit\n", r.Then.Rejected, r.Then.Requests)
 	for i := range r.Sets {
 		s := &r.Sets[i]
-		p.printf("%s rejects %d that passed, and admits %d that were rejected\n", s.Rules, s.RejectedAnew, s.PassedAnew)
+		p.printf("%s rejects %d that passed, and admits %d that were rejected\n", s.Rules, s.NewlyRejected, s.NewlyPassed)
 	}
 }
 

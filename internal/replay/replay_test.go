@@ -136,7 +136,7 @@ func TestSameAsServer(t *testing.T) {
 		}
 		n := uint64(len(from))
 		r := run(t, replay.Config{Held: 10}, from, rules)
-		if o := r.Sets[0]; o.Rejected != rejected || o.RejectedAnew+o.PassedAnew+o.Failed+r.Late > 0 || r.Requests+r.Calls != n {
+		if o := r.Sets[0]; o.Rejected != rejected || o.NewlyRejected+o.NewlyPassed+o.Failed+r.Late > 0 || r.Requests+r.Calls != n {
 			t.Errorf("%d of %d are rejected by the server: %+v", rejected, n, r)
 		}
 		if rejected < 1000 || rejected > n/2 || r.Calls < 100 || r.Sets[0].Shadowed < 100 || r.Sets[0].NoLimit < 100 {

@@ -41,8 +41,8 @@ type Outcome struct {
 
 	Close uint64 `json:"nearBoundary"` // requests within a second of a limit's boundary, where the exact time decides
 
-	RejectedAnew uint64 `json:"newlyRejected"` // rejected requests that passed when recorded
-	PassedAnew   uint64 `json:"newlyPassed"`   // passing requests that were rejected when recorded
+	NewlyRejected uint64 `json:"newlyRejected"` // rejected requests that passed when recorded
+	NewlyPassed   uint64 `json:"newlyPassed"`   // passing requests that were rejected when recorded
 
 	Charges   uint64 `json:"charges"`   // calls at ends of requests
 	Hasty     uint64 `json:"hasty"`     // charges made too early, because too many were scheduled

@@ -181,9 +181,9 @@ func nearBoundary(s *limiter.Status) bool {
 func (t *tally) compare(e *Event, i int, over bool) {
 	switch {
 	case e.Then == Passed && over:
-		t.r.Sets[i].RejectedAnew++
+		t.r.Sets[i].NewlyRejected++
 	case e.Then == Rejected && !over:
-		t.r.Sets[i].PassedAnew++
+		t.r.Sets[i].NewlyPassed++
 	}
 }
 
