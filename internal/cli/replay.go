@@ -298,10 +298,10 @@ func (p *program) replayChanges(r *replay.Report) {
 	if c := r.Changed; c != nil {
 		p.printf("\nrejected by both: %d; only by %s: %d; only by %s: %d\n", c.Both, r.Sets[0].Rules, c.First, r.Sets[1].Rules, c.Second)
 	}
-	if r.Then == nil {
+	if r.Recorded == nil {
 		return
 	}
-	p.printf("\nwhen recorded, %d of %d were rejected by a limit\n", r.Then.Rejected, r.Then.Requests)
+	p.printf("\nwhen recorded, %d of %d were rejected by a limit\n", r.Recorded.Rejected, r.Recorded.Requests)
 	for i := range r.Sets {
 		s := &r.Sets[i]
 		p.printf("%s rejects %d that passed, and admits %d that were rejected\n", s.Rules, s.NewlyRejected, s.NewlyPassed)

@@ -20,25 +20,25 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Then is the recorded decision on a request.
-type Then uint8
+// RecordedDecision is the recorded decision on a request.
+type RecordedDecision uint8
 
-// The values of Then.
+// The values of RecordedDecision.
 const (
-	Unknown Then = iota
+	Unknown RecordedDecision = iota
 	Passed
 	Rejected
 )
 
 // Event is a recorded request.
 type Event struct {
-	At      engine.Micros
-	Request *limiter.Request // nil if the request has no descriptors, so that Envoy makes no call
-	Then    Then
-	End     engine.Micros    // end of the request; 0 if unknown
-	Frees   bool             // the slots of concurrency limits are released at End; otherwise, another event releases them
-	AtEnd   *limiter.Request // call at End if the request passes, like with Envoy's apply_on_stream_done; may be nil
-	Silent  bool             // a call at the end of a request, which rejects nothing
+	At       engine.Micros
+	Request  *limiter.Request // nil if the request has no descriptors, so that Envoy makes no call
+	Decision RecordedDecision
+	End      engine.Micros    // end of the request; 0 if unknown
+	Frees    bool             // the slots of concurrency limits are released at End; otherwise, another event releases them
+	AtEnd    *limiter.Request // call at End if the request passes, like with Envoy's apply_on_stream_done; may be nil
+	Silent   bool             // a call at the end of a request, which rejects nothing
 }
 
 // Source yields events, and then io.EOF.

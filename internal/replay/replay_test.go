@@ -99,13 +99,13 @@ func TestSameAsServer(t *testing.T) {
 			held     []*limiter.Request
 		)
 		decide := func(r *limiter.Request, silent bool) {
-			e := &replay.Event{At: engine.Micros(time.Now().UnixMicro()), Request: r, Then: replay.Passed, Silent: silent}
+			e := &replay.Event{At: engine.Micros(time.Now().UnixMicro()), Request: r, Decision: replay.Passed, Silent: silent}
 			v, err := server.Decide(t.Context(), r, &scratch)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if v.Over {
-				e.Then = replay.Rejected
+				e.Decision = replay.Rejected
 				rejected++
 			} else if string(r.Descriptors[0].Entries[0].Key) == "held" && !silent {
 				held = append(held, r)

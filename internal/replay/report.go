@@ -10,7 +10,7 @@ type Report struct {
 	Unasked   uint64    `json:"unasked"`               // requests without a descriptor
 	Calls     uint64    `json:"calls"`                 // recorded calls at ends of requests
 	Late      uint64    `json:"late"`                  // events too late to be sorted, which ran at the time of the event before
-	Then      *Recorded `json:"then,omitempty"`        // nil if not recorded
+	Recorded  *Recorded `json:"then,omitempty"`        // nil if not recorded
 	Sets      []Outcome `json:"sets"`                  // one for each set of rules
 	Changed   *Changed  `json:"changed,omitempty"`     // between two sets
 	Rules     []Rule    `json:"rules"`                 // with matching descriptors; for two sets by difference, then by rejections

@@ -31,7 +31,7 @@ type tally struct {
 	last    engine.Micros
 
 	r        Report
-	then     Recorded
+	recorded Recorded
 	changed  Changed
 	total    series
 	rejected []series // for each player
@@ -76,11 +76,11 @@ func (t *tally) play(ctx context.Context, e *Event) {
 	}
 	t.r.Requests++
 	t.total.add(bucket)
-	if e.Then != Unknown {
-		t.then.Requests++
+	if e.Decision != Unknown {
+		t.recorded.Requests++
 	}
-	if e.Then == Rejected {
-		t.then.Rejected++
+	if e.Decision == Rejected {
+		t.recorded.Rejected++
 	}
 	if e.Request == nil {
 		t.r.Unasked++
@@ -180,9 +180,9 @@ func nearBoundary(s *limiter.Status) bool {
 // compare compares the decision of set i on a request with the recorded one.
 func (t *tally) compare(e *Event, i int, over bool) {
 	switch {
-	case e.Then == Passed && over:
+	case e.Decision == Passed && over:
 		t.r.Sets[i].NewlyRejected++
-	case e.Then == Rejected && !over:
+	case e.Decision == Rejected && !over:
 		t.r.Sets[i].NewlyPassed++
 	}
 }
@@ -276,8 +276,8 @@ func (r *ruleTally) limit(s *limiter.Status) *Limit {
 func (t *tally) report() *Report {
 	r := &t.r
 	r.To = timeOf(t.last)
-	if t.then.Requests > 0 {
-		r.Then = &t.then
+	if t.recorded.Requests > 0 {
+		r.Recorded = &t.recorded
 	}
 	if len(t.players) == 2 {
 		r.Changed = &t.changed

@@ -110,7 +110,7 @@ func (p *logParser) event(line []byte) (*replay.Event, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &replay.Event{At: start, Frees: p.frees, Then: p.then()}
+	e := &replay.Event{At: start, Frees: p.frees, Decision: p.then()}
 	if v := p.decided.value(r); v != nil {
 		if e.At, err = parseTime(string(v)); err != nil {
 			return nil, err
@@ -130,7 +130,7 @@ func (p *logParser) event(line []byte) (*replay.Event, error) {
 }
 
 // then returns whether the request was rejected when it was recorded.
-func (p *logParser) then() replay.Then {
+func (p *logParser) then() replay.RecordedDecision {
 	flags, code := p.flags.raw(p.record), p.code.raw(p.record)
 	rejected := flags == nil && string(code) == "429"
 	for flag := range bytes.SplitSeq(flags, []byte(",")) {

@@ -79,7 +79,7 @@ func eventText(e *replay.Event) string {
 	if e.Silent {
 		text += " silent"
 	}
-	text += map[replay.Then]string{replay.Passed: " passed", replay.Rejected: " rejected"}[e.Then] + requestText(e.Request)
+	text += map[replay.RecordedDecision]string{replay.Passed: " passed", replay.Rejected: " rejected"}[e.Decision] + requestText(e.Request)
 	if e.AtEnd != nil {
 		text += " | at end" + requestText(e.AtEnd)
 	}

@@ -55,7 +55,7 @@ func (p *watchParser) event(line []byte) (*replay.Event, error) {
 	if !p.continues(&d) {
 		done = p.rest()
 		p.first = &d
-		p.building = &replay.Event{At: at, Request: &limiter.Request{Domain: []byte(d.GetDomain())}, Silent: true, Then: thenOf(&d)}
+		p.building = &replay.Event{At: at, Request: &limiter.Request{Domain: []byte(d.GetDomain())}, Silent: true, Decision: thenOf(&d)}
 	}
 	p.add(&d)
 	return done, nil
@@ -87,7 +87,7 @@ func (p *watchParser) rest() *replay.Event {
 	return e
 }
 
-func thenOf(d *adminv1.Decision) replay.Then {
+func thenOf(d *adminv1.Decision) replay.RecordedDecision {
 	switch {
 	case d.GetOutcome() == adminv1.Outcome_OUTCOME_FAILED:
 		return replay.Unknown
