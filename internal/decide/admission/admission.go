@@ -46,7 +46,7 @@ type Call struct {
 	Domain     uint32        // hash of the domain's name
 	Cost       int           // number of descriptors; less than 1 counts as 1
 	Size       int           // size of its message in bytes
-	Late       time.Duration // time from its headers to its handler
+	Delay      time.Duration // time from its headers to its handler
 	Deadline   time.Time     // time when its caller gives up; zero means now plus the patience passed to [New]
 	NoFallback bool          // on_failure can only fail it
 	Source     *Source       // its connection; may be nil

@@ -92,7 +92,7 @@ func (c *core) enqueue(now, deadline time.Duration, w *waiting) bool {
 		return false
 	}
 	w.came, w.deadline, w.Cost = now, deadline, max(w.Cost, 1)
-	w.patience = min(deadline-now+w.Late, longPatience)
+	w.patience = min(deadline-now+w.Delay, longPatience)
 	c.patience += (max(w.patience, minPatience) - c.patience) / averageOf
 	if c.queue.calls == 0 {
 		if now-c.drained > surgeEnds {

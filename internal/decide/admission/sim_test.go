@@ -134,7 +134,7 @@ func (m machine) play(l load, warm, d time.Duration, seed uint64) (res result) {
 				s.w.Domain = 2
 			}
 			byWait[&s.w] = s
-			s.w.Late = 0
+			s.w.Delay = 0
 			c.enqueue(now+spent, now+spent+l.patience, &s.w) // the time that its headers waited is unknown
 		}
 		now += max(spent, 20*time.Microsecond)

@@ -29,11 +29,11 @@ const (
 // charge sends the operations to the backend: in one call or, if descriptors are charged together, after a check. A blocked request is
 // rejected in any case; the backend gets only its refunds, if there is time.
 func (l *Limiter) charge(ctx context.Context, r *Request, p *Scratch) (err error) {
-	p.late = r.Late
+	p.late = r.OutOfTime
 	switch {
 	case len(p.ops) == 0:
 		return nil
-	case p.blocked && r.Late:
+	case p.blocked && r.OutOfTime:
 		shed(p.ops) // otherwise their zero decisions would look like the backend's
 		err = ErrOverload
 	case len(p.ops) > 1 && (p.domain.ChargeTogether || l.config.StopWhenOver):

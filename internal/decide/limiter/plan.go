@@ -56,7 +56,7 @@ func (p *Scratch) plan(r *Request, explained bool) {
 func (p *Scratch) addOp(r *Request, i int) {
 	secret, desc, t := p.rules.config.Secret, &r.Descriptors[i], &p.parts[i]
 	var key backend.Key
-	if !r.Late || t.OnFailure == descriptors.FailLocal { // other late operations need no counter
+	if !r.OutOfTime || t.OnFailure == descriptors.FailLocal { // other late operations need no counter
 		p.text = t.match.AppendName(secret.Begin(p.text[:0]), p.domain, desc.Entries, t.Override)
 		key = secret.Hash(p.text)
 	}

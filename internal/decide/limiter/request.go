@@ -34,7 +34,7 @@ type Request struct {
 	Domain      []byte
 	Descriptors []Descriptor
 	Hits        uint32    // hits_addend of the request; 0 means 1
-	Late        bool      // no time is left to ask the backend: fallbacks decide
+	OutOfTime   bool      // no time is left to ask the backend: fallbacks decide
 	Read        time.Time // time when its message had been read; zero if unknown
 }
 

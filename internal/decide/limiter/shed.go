@@ -31,7 +31,7 @@ func (l *Limiter) Foresee(domain []byte) (exists, fails bool) {
 // admit counts r as shed if it is late, and returns an error if no fallback may decide it. A blocked request is not shed: its verdict
 // needs no backend.
 func (l *Limiter) admit(r *Request, p *Scratch) error {
-	if !r.Late || p.domain == nil || p.blocked {
+	if !r.OutOfTime || p.domain == nil || p.blocked {
 		return nil
 	}
 	l.counts.shed(p, shedByProcess)

@@ -45,7 +45,7 @@ func TestShed(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				defer cancel()
 				if reason == "process" {
-					q.Late = true
+					q.OutOfTime = true
 				}
 				return l.Decide(ctx, q, &scratch)
 			}
@@ -186,7 +186,7 @@ func TestShedSeriesAreBounded(t *testing.T) {
 	for range 2 {
 		for i := range domains {
 			q := request(fmt.Sprintf("d%04d", i), "a=1")
-			q.Late = true
+			q.OutOfTime = true
 			if _, err := l.Decide(ctx, q, &scratch); !errors.Is(err, limiter.ErrOverload) {
 				t.Fatalf("domain %d: %v", i, err)
 			}

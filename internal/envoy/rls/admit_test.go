@@ -26,7 +26,7 @@ func TestFallbackInTime(t *testing.T) {
 	for gate.Enter(0) { // fills the gate; none of these calls ends
 	}
 	decide := decideFunc(func(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error {
-		if !r.Late {
+		if !r.OutOfTime {
 			t.Error("a call for which there was no room was decided")
 		}
 		return allow(ctx, r, v)

@@ -242,7 +242,7 @@ func (s *Service) respond(ctx context.Context, source *admission.Source, x *exch
 	}
 	c := s.calls.Get().(*call)
 	c.hold(x.message)
-	c.request.Late = verdict == admission.Fallback
+	c.request.OutOfTime = verdict == admission.Fallback
 	err := s.answer(ctx, c, &x.answer, now)
 	switch err {
 	case nil:
@@ -266,7 +266,7 @@ func (s *Service) admit(ctx context.Context, from *admission.Source, message []b
 	if !exists {
 		return admission.Proceed, false
 	}
-	c := admission.Call{Domain: hashOf(name), Cost: descriptors, Size: len(message), Late: late, NoFallback: fails, Source: from}
+	c := admission.Call{Domain: hashOf(name), Cost: descriptors, Size: len(message), Delay: late, NoFallback: fails, Source: from}
 	c.Deadline, _ = ctx.Deadline()
 	v = gate.Wait(c)
 	return v, v == admission.Proceed
