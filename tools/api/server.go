@@ -21,7 +21,7 @@ func settingLines(string) ([]string, error) {
 			lines = append(lines, v.Name+" takes the word "+word)
 		}
 		if v.Words == nil {
-			lines = append(lines, v.Name+" takes "+v.Takes)
+			lines = append(lines, v.Name+" takes "+v.Accepts)
 		}
 		if v.Inert {
 			lines = append(lines, "only "+v.Name+" without effect")

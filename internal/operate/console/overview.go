@@ -20,7 +20,7 @@ type overview struct {
 	Self     string // this replica's name; empty if there are no others
 	Differ   bool   // replicas have different rules
 	Degraded bool
-	Troubled []*adminv1.Component // that do not work now, or failed before
+	Failing  []*adminv1.Component // that do not work now, or failed before
 	Backend  string
 	Fault    string               // the backend's problem, or empty
 	Rejected *adminv1.TopResponse // in the last minute
@@ -50,7 +50,7 @@ func (u *console) overview(ctx context.Context, r *http.Request) (*overview, err
 			v.Fault = lower(c.GetHealth().String(), "HEALTH_")
 		}
 		if fails || c.GetLastError() != "" {
-			v.Troubled = append(v.Troubled, c)
+			v.Failing = append(v.Failing, c)
 		}
 	}
 	for _, r := range s.GetReplicas() {

@@ -22,7 +22,7 @@ type playPage struct {
 	Over   string // the time in which they arrive
 	AsIs   string // the rule in YAML
 	Other  string // the changed rule in YAML
-	Wrong  string // the error in Other or Over
+	Error  string // the error in Other or Over
 	Played []played
 }
 
@@ -58,7 +58,7 @@ func (u *console) playground(ctx context.Context, r *http.Request) (*playPage, e
 		err := u.explain(ctx, &p.descriptorPage, 0)
 		switch {
 		case status.Code(err) == codes.InvalidArgument:
-			p.Wrong = status.Convert(err).Message()
+			p.Error = status.Convert(err).Message()
 			return &p, nil
 		case err != nil:
 			return nil, err
@@ -70,7 +70,7 @@ func (u *console) playground(ctx context.Context, r *http.Request) (*playPage, e
 	p.Other = strings.ReplaceAll(cmp.Or(p.Other, p.AsIs), "\r\n", "\n")
 	over, wrong := descriptors.ParseSpan(p.Over)
 	if wrong != nil || over < 0 || over > 400*24*time.Hour {
-		p.Wrong = "invalid time: use one such as 10s, 1m or 1d"
+		p.Error = "invalid time: use one such as 10s, 1m or 1d"
 		return &p, nil //nolint:nilerr // the page shows it
 	}
 	for _, t := range []struct{ title, yaml string }{{"Current rule", p.AsIs}, {"Changed rule", p.Other}} {
@@ -79,7 +79,7 @@ func (u *console) playground(ctx context.Context, r *http.Request) (*playPage, e
 		}
 		out, err := play(t.yaml, p.N, over)
 		if err != nil {
-			p.Wrong = err.Error()
+			p.Error = err.Error()
 			continue
 		}
 		out.Title = t.title

@@ -182,8 +182,8 @@ type sameSecret struct {
 // markOf separates the name and status of a replica from the mark of its secret.
 const markOf = "#"
 
-// Same returns store with a check, in the log and in health, that its replicas have the same secret.
-func Same(store replicated.Store, keys *Keys, log *slog.Logger, h *health.Tracker) replicated.Store { //nolint:ireturn // declared by the consumer
+// WithSecretCheck returns store with a check, in the log and in health, that its replicas have the same secret.
+func WithSecretCheck(store replicated.Store, keys *Keys, log *slog.Logger, h *health.Tracker) replicated.Store { //nolint:ireturn // declared by the consumer
 	v := &sameSecret{Store: store, log: log, health: h}
 	if keys != nil {
 		v.mark = keys.Mark

@@ -109,7 +109,7 @@ func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *heal
 	}
 	texts := secret.NewTexts(v.keys, log)
 	if v.controls != nil {
-		v.controls = texts.Register(secret.Same(v.controls, v.keys, log, h))
+		v.controls = texts.Register(secret.WithSecretCheck(v.controls, v.keys, log, h))
 		v.audit = texts.Audit(v.audit)
 	}
 	if v.tenants != nil {

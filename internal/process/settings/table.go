@@ -82,7 +82,7 @@ func (s *Settings) SecretFiles() map[string]string {
 // Variable is a row of [Table].
 type Variable struct {
 	Name, Default string
-	Takes         string   // description of its values, as the end of a sentence
+	Accepts       string   // description of its values, as the end of a sentence
 	Words         []string // all values, ignoring case, if there are only a few
 	NoEffect      bool     // it has no effect, and values other than the default are logged
 	Inert         bool     // it has no effect, logged or not
@@ -94,7 +94,7 @@ func Table() []Variable {
 	for _, v := range variables(new(Settings)) {
 		_, inert := v.to.(state)
 		all = append(all, Variable{
-			Name: v.name, Default: v.def, Takes: v.kind.takes(), Words: v.kind.accepts().words, NoEffect: v.to == tuning, Inert: inert,
+			Name: v.name, Default: v.def, Accepts: v.kind.takes(), Words: v.kind.accepts().words, NoEffect: v.to == tuning, Inert: inert,
 		})
 	}
 	return all
