@@ -293,8 +293,8 @@ Exit codes: 0, success; 1, error, or with --check, unformatted files.`,
 type formatting struct {
 	*program
 
-	check        bool
-	failed, ugly int // numbers of files with errors, and of files that are not formatted
+	check               bool
+	failed, unformatted int // numbers of files with errors, and of files that are not formatted
 }
 
 func (f *formatting) outcome() error {
@@ -302,8 +302,8 @@ func (f *formatting) outcome() error {
 	if f.failed > 0 {
 		errs = append(errs, fmt.Errorf("not changed: %s", descriptors.CountText(f.failed, "file")))
 	}
-	if f.check && f.ugly > 0 {
-		errs = append(errs, fmt.Errorf("not formatted: %s; run ratelimitd fmt", descriptors.CountText(f.ugly, "file")))
+	if f.check && f.unformatted > 0 {
+		errs = append(errs, fmt.Errorf("not formatted: %s; run ratelimitd fmt", descriptors.CountText(f.unformatted, "file")))
 	}
 	return errors.Join(errs...)
 }
@@ -332,7 +332,7 @@ func (f *formatting) format(s descriptors.Source) {
 	case err != nil:
 		f.fail(descriptors.Problem{File: s.Name, Text: reason(err)})
 	case changed && (f.check || isFile):
-		f.ugly++
+		f.unformatted++
 		f.printf("%s\n", s.Name)
 	}
 }

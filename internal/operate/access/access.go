@@ -172,7 +172,7 @@ func (p *Policy) identified(c Caller, change bool) (Who, error) {
 			return Who{}, err
 		}
 		shown, full, _ = p.token(token)
-		if err := p.Guard.judge(c.From, shown.Text); err != nil {
+		if err := p.Guard.checkGuess(c.From, shown.Text); err != nil {
 			return Who{}, err
 		}
 		name = shown.Name

@@ -70,7 +70,7 @@ func (p *Policy) session(c Caller, text string) (token string, full bool, err er
 	var ends time.Time
 	if err = p.overheard(c); err == nil {
 		token, full, ends = p.resumed(text)
-		err = p.Guard.judge(c.From, token)
+		err = p.Guard.checkGuess(c.From, token)
 	}
 	if err != nil {
 		p.Guard.Denied()

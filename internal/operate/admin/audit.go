@@ -115,8 +115,8 @@ func inForce(c *override.Control) string {
 	return fmt.Sprintf("%s until %s", text, c.Until.UTC().Format(time.RFC3339))
 }
 
-// left describes the state of a counter by its rule. It omits the counter's name, which may contain values of end users.
-func left(c *limiter.Counter) string {
+// counterState describes the state of a counter by its rule. It omits the counter's name, which may contain values of end users.
+func counterState(c *limiter.Counter) string {
 	if c.Decision.Penalty > 0 {
 		return c.Rule.Path + ": a penalty runs"
 	}

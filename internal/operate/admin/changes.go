@@ -164,7 +164,7 @@ func (s *Service) change(ctx context.Context, q proto.Message, f grpc.UnaryHandl
 		}
 		answer, err := f(ctx, q)
 		answer, err = answered(ctx, answer, err)
-		s.tell(ctx, who, a, err)
+		s.record(ctx, who, a, err)
 		return answer, err
 	}
 	if !given {
@@ -258,8 +258,8 @@ func (s *Service) failed(ctx context.Context, who *access.Who, method string, er
 	}
 }
 
-// tell records and logs a change. A failed call counts as a change if its code means that it may have taken effect.
-func (s *Service) tell(ctx context.Context, who *access.Who, a *audit.Act, err error) {
+// record records and logs a change. A failed call counts as a change if its code means that it may have taken effect.
+func (s *Service) record(ctx context.Context, who *access.Who, a *audit.Act, err error) {
 	if err != nil {
 		switch code := status.Code(err); code { //nolint:exhaustive // all other codes mean no change
 		case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Internal, codes.Unknown:

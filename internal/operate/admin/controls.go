@@ -220,7 +220,7 @@ func (s methods) Grant(ctx context.Context, q *adminv1.GrantRequest) (*adminv1.G
 		return nil, err
 	}
 	a := actOf(ctx)
-	a.Before, a.After = left(before), left(after)
+	a.Before, a.After = counterState(before), counterState(after)
 	m := &adminv1.GrantResponse{
 		Rule:    rulemessage.Of(after.Rule),
 		Before:  counterMessage(before.Name, &before.RateLimits, &before.Decision),

@@ -70,7 +70,7 @@ func (s methods) Reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.R
 	entries, a := entriesOf(q.GetEntries()), actOf(ctx)
 	c, err := s.limiter.Peek(ctx, q.GetDomain(), entries)
 	if err == nil { // otherwise Reset fails too, or the previous state is unknown
-		a.Before = left(c)
+		a.Before = counterState(c)
 	}
 	if !q.GetDryRun() {
 		c, err = s.limiter.Reset(ctx, q.GetDomain(), entries, q.GetForce())
@@ -83,7 +83,7 @@ func (s methods) Reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.R
 			codes.FailedPrecondition, "a penalty runs for another " + descriptors.WaitText(c.Decision.Penalty) + ": wait, or set force to end it",
 		}
 	}
-	a.After = left(c)
+	a.After = counterState(c)
 	return &adminv1.ResetResponse{Rule: rulemessage.Of(c.Rule), Counter: counterMessage(c.Name, &c.RateLimits, &c.Decision), Reach: s.counting(ctx)}, nil
 }
 

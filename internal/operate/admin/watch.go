@@ -97,7 +97,7 @@ func (s *Service) show(ctx context.Context, w *observe.Watcher, stream adminv1.A
 		case <-ctx.Done():
 			return status.Error(codes.Unavailable, "the server is stopping") // or the caller has disconnected
 		case <-report.C:
-			if err := s.mayStill(ctx); err != nil {
+			if err := s.stillPermitted(ctx); err != nil {
 				return err
 			}
 		case line := <-w.Lines():
@@ -115,8 +115,8 @@ func (s *Service) show(ctx context.Context, w *observe.Watcher, stream adminv1.A
 	}
 }
 
-// mayStill returns an error if the watcher's token is no longer valid or has other permissions.
-func (s *Service) mayStill(ctx context.Context) error {
+// stillPermitted returns an error if the watcher's token is no longer valid or has other permissions.
+func (s *Service) stillPermitted(ctx context.Context) error {
 	now, err := s.allow(ctx, false)
 	before := whoOf(ctx)
 	switch code := status.Code(err); {

@@ -138,7 +138,7 @@ func (r *Reservations) Run(ctx context.Context) error {
 				logged = true
 				r.log.Warn("the reservation key cannot be shared with other replicas: without it, hits are charged immediately", "error", err)
 			}
-			if time.Since(told) >= foreignEach && r.tell() {
+			if time.Since(told) >= foreignEach && r.logForeign() {
 				told = time.Now()
 			}
 		}
@@ -154,8 +154,8 @@ func (r *Reservations) Run(ctx context.Context) error {
 	}
 }
 
-// tell logs new foreign IDs and reports whether there were any.
-func (r *Reservations) tell() bool {
+// logForeign logs new foreign IDs and reports whether there were any.
+func (r *Reservations) logForeign() bool {
 	n := r.uses.ForeignIDs()
 	if n == r.foreign {
 		return false

@@ -212,11 +212,11 @@ func children(n *descriptors.Node) *descriptors.Level {
 func change(n, was *descriptors.Node) Change {
 	switch {
 	case was == nil && n.Rule != nil:
-		return Change{Kind: Added, Effect: Other, Text: "added, " + whole(n.Rule)}
+		return Change{Kind: Added, Effect: Other, Text: "added, " + describe(n.Rule)}
 	case was == nil && n.Children == nil:
 		return Change{Kind: Added, Effect: Other, Text: "added, not limited"}
 	case n == nil && was.Rule != nil:
-		c := Change{Kind: Removed, Effect: Other, Text: "removed (" + whole(was.Rule) + ")"}
+		c := Change{Kind: Removed, Effect: Other, Text: "removed (" + describe(was.Rule) + ")"}
 		if canReject(was.Rule) {
 			c.Effect = Opens
 		}
@@ -239,9 +239,9 @@ func change(n, was *descriptors.Node) Change {
 			changes = append(changes, "its counters have a different name, because a descriptor above it changed")
 		}
 	case n.Rule != nil:
-		changes = append([]string{"not limited→" + whole(n.Rule)}, changes...)
+		changes = append([]string{"not limited→" + describe(n.Rule)}, changes...)
 	case was.Rule != nil:
-		changes = append([]string{whole(was.Rule) + "→not limited"}, changes...)
+		changes = append([]string{describe(was.Rule) + "→not limited"}, changes...)
 		if losesRLQS(nil, was.Rule) {
 			changes = append(changes, unassigned)
 		}

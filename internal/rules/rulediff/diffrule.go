@@ -70,8 +70,8 @@ func keyChanges(now, before []descriptors.KeyValue) (out []string) {
 	return out
 }
 
-// whole describes the rule, with all plans of its descriptor.
-func whole(r *descriptors.Rule) string {
+// describe describes the rule, with all plans of its descriptor.
+func describe(r *descriptors.Rule) string {
 	if r.Plan == "" {
 		return r.String()
 	}
@@ -88,7 +88,7 @@ func wholeChanges(r, was *descriptors.Rule) (out []string) {
 	case r.Plan == "" && was.Plan == "":
 		return changes(r, was)
 	case r.Plan == "" || was.Plan == "":
-		return []string{whole(was) + " → " + whole(r)}
+		return []string{describe(was) + " → " + describe(r)}
 	}
 	for _, p := range r.Plans() {
 		old := was.OfPlan(p.Plan)

@@ -59,7 +59,7 @@ func (f *following) accept(r response) error {
 	if len(f.unanswered) > 0 {
 		f.config.Hooks.Event(EventCoalesced)
 	}
-	if r.whole {
+	if r.complete {
 		f.unanswered = nil
 	}
 	f.unanswered = append(f.unanswered, r)
@@ -85,7 +85,7 @@ func (f *following) settle() {
 		if why == "" {
 			f.accepted = r.version
 		}
-		f.out.put(answer{nonce: r.nonce, problem: why, accepted: f.accepted}, r.whole)
+		f.out.put(answer{nonce: r.nonce, problem: why, accepted: f.accepted}, r.complete)
 	}
 	f.unanswered = nil
 	f.tried()

@@ -41,7 +41,7 @@ type held struct {
 // merge adds a response. If the result exceeds the limits, merge discards everything and returns an error, and the
 // stream must be closed.
 func (h *held) merge(r response) error {
-	if r.whole {
+	if r.complete {
 		h.list = r.resources
 		return nil
 	}
@@ -108,7 +108,7 @@ type outcome struct {
 // apply compiles the held resources, unless the last set had the same contents, and returns the problem, or "" if they
 // are accepted. It delays the next set.
 func (c *Client) apply() (problem string) {
-	c.dirty, c.strange = false, ""
+	c.dirty, c.typeProblem = false, ""
 	begin := time.Now()
 	all := c.held.sorted()
 	c.held.list = nil
@@ -142,7 +142,7 @@ func (c *Client) wait(d time.Duration) {
 // due returns the time at which the held resources may be compiled and answered. Only invalid sets that repeat are
 // delayed by repeatAfter.
 func (c *Client) due() time.Time {
-	if c.last.problem == "" && c.strange == "" || c.dirty && (!c.last.known || c.last.digest != digest(c.held.sorted())) {
+	if c.last.problem == "" && c.typeProblem == "" || c.dirty && (!c.last.known || c.last.digest != digest(c.held.sorted())) {
 		return c.notBefore
 	}
 	return c.repeatAt
@@ -172,8 +172,8 @@ func (c *Client) foreign(r response) (problem string) {
 	c.wait(pace)
 	p := descriptors.Problem{File: "the response", Text: fmt.Sprintf("its type is %.200q: want %s", r.typeURL, TypeURL)}
 	problem = shorten(p.String())
-	if problem != c.strange {
-		c.strange = problem
+	if problem != c.typeProblem {
+		c.typeProblem = problem
 		if err := c.rules.Update(nil, descriptors.Problems{p}); err != nil {
 			return shorten(err.Error())
 		}

@@ -26,7 +26,7 @@ type session struct {
 type response struct {
 	nonce, version string
 	typeURL        string
-	whole          bool       // resources is complete
+	complete       bool       // resources is complete
 	resources      []resource // unless whole, only new and changed ones
 	removed        []string   // names
 }
@@ -97,7 +97,7 @@ func (c *Client) sotw(stream discoveryv3.AggregatedDiscoveryService_StreamAggreg
 			if err != nil {
 				return response{}, err
 			}
-			r := response{nonce: m.GetNonce(), version: m.GetVersionInfo(), typeURL: m.GetTypeUrl(), whole: true}
+			r := response{nonce: m.GetNonce(), version: m.GetVersionInfo(), typeURL: m.GetTypeUrl(), complete: true}
 			for _, a := range m.GetResources() {
 				r.resources = append(r.resources, resource{typeURL: a.GetTypeUrl(), value: a.GetValue()})
 			}

@@ -90,13 +90,13 @@ type Client struct {
 	connected atomic.Bool
 
 	// Used only by Run.
-	held      held
-	last      outcome
-	dirty     bool           // held may differ from last
-	strange   string         // problem of the last response if it had another type
-	notBefore time.Time      // earliest time to compile the next set
-	repeatAt  time.Time      // earliest time to answer an invalid set that repeats
-	waiting   []chan<- error // callers that wait for a reload, until the decision on the first set of a new stream
+	held        held
+	last        outcome
+	dirty       bool           // held may differ from last
+	typeProblem string         // problem of the last response if it had another type
+	notBefore   time.Time      // earliest time to compile the next set
+	repeatAt    time.Time      // earliest time to answer an invalid set that repeats
+	waiting     []chan<- error // callers that wait for a reload, until the decision on the first set of a new stream
 }
 
 // New returns a Client that updates rules, which must accept empty updates; see configwatch.Config.Empty.
