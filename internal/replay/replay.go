@@ -20,7 +20,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// RecordedDecision is the recorded decision on a request.
+// RecordedDecision is the decision on a request when it was recorded.
 type RecordedDecision uint8
 
 // The values of RecordedDecision.

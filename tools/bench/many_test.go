@@ -95,10 +95,10 @@ func TestManyRules(t *testing.T) {
 		want []figure
 	}{
 		{"the same", before, nil},
-		{"slower, by more than a fifth", set(12.5, 801_000, 1), []figure{toFew}},
+		{"slower by more than a fifth", set(12.5, 801_000, 1), []figure{toFew}},
 		{"more memory", set(10, 1_001_000, 1), []figure{each}},
-		{"later, and still in time", set(10, 801_000, 1.9), nil},
-		{"too late", set(10, 801_000, 2.1), []figure{loading}},
+		{"later, within the goal", set(10, 801_000, 1.9), nil},
+		{"later than the goal", set(10, 801_000, 2.1), []figure{loading}},
 	} {
 		all, n := compare(before, tt.now)
 		var got []figure

@@ -46,9 +46,9 @@ func TestCounterModel(t *testing.T) {
 		want    bool
 	}{
 		{"one", []porcupine.Operation{first}, true},
-		{"one is skipped", []porcupine.Operation{first, skips}, false},
-		{"it was of a caller that had given up", []porcupine.Operation{first, op(1, 1<<60, 1, answered{}), skips}, true},
-		{"a number twice", []porcupine.Operation{first, op(2, 3, 1, answered{known: true, ok: true, left: linearLimit - 1})}, false},
+		{"a skipped number", []porcupine.Operation{first, skips}, false},
+		{"a skipped number after a call without an answer", []porcupine.Operation{first, op(1, 1<<60, 1, answered{}), skips}, true},
+		{"a repeated number", []porcupine.Operation{first, op(2, 3, 1, answered{known: true, ok: true, left: linearLimit - 1})}, false},
 	} {
 		if got := porcupine.CheckOperations(counterModel(), tt.history); got != tt.want {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)

@@ -114,7 +114,7 @@ func (l *Limiter) OnUnleased(f func(domain string, entries []descriptors.Entry))
 // unleasedEvery is the minimum interval between two calls of that function.
 const unleasedEvery = 5 * time.Millisecond
 
-// demand counts the hits that requests ask of leased counters, whether they are granted or not.
+// demand counts the hits requested of leased counters, whether granted or not.
 type demand struct {
 	unleased atomic.Pointer[func(domain string, entries []descriptors.Entry)]
 	last     atomic.Int64 // time of the last call of unleased, in microseconds

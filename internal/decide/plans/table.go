@@ -81,7 +81,7 @@ func (t *Table) Find(name []byte) (e Entry, ok bool) {
 	return r.entry(), true
 }
 
-// FindCreated returns a tenant's entry and the time at which the store's entry was made.
+// FindCreated returns a tenant's entry and the creation time of the store's entry.
 func (t *Table) FindCreated(name string) (e Entry, made int64, ok bool) {
 	s := t.of(name)
 	s.mu.RLock()

@@ -28,7 +28,7 @@ type account struct {
 	heirs []string // failed replicas included in owed, now or earlier
 }
 
-// Request is a request to the store. In one step, the store debits Hits, or as many as are left, or refunds hits, and exchanges rows with the
+// Request is sent to the store. In one step, the store debits Hits, or as many as are left, or refunds hits, and exchanges rows with the
 // other replicas; see the package comment.
 type Request struct {
 	Hits   uint64 // may exceed the hits left if the limit has an overdraft

@@ -168,7 +168,7 @@ func (b *Bucket) Rule(k Kind, at Micros) {
 	b.schedule(now)
 }
 
-// schedule schedules the next question after an interval if b has holders or follows RLS callers.
+// schedule schedules the next request after an interval if b has holders or follows RLS callers.
 func (b *Bucket) schedule(now Micros) {
 	if len(b.holders) > 0 || b.follows {
 		b.due = min(b.due, now+b.interval())
@@ -278,7 +278,7 @@ func (b *Bucket) Next() Micros {
 // Divides reports whether the limit is divided.
 func (b *Bucket) Divides() bool { return b.decided && b.ruling == TokenBucket }
 
-// Request returns a question for the store if one is due. The caller must then call [Bucket.Answer] or [Bucket.Failed].
+// Request returns the next request to the store if one is due. The caller must then call [Bucket.Answer] or [Bucket.Failed].
 func (b *Bucket) Request(at Micros) (Request, bool) {
 	now := b.advance(at)
 	if b.asking || now < max(b.due, b.paused) {

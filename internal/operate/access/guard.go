@@ -52,8 +52,8 @@ var (
 	errManyGuesses = status.Error(codes.ResourceExhausted, "too many wrong tokens in the last second: try again in a second")
 )
 
-// checkGuess delays and limits guesses. good is the valid token of a call or session, or empty if it has none; then judge waits and
-// returns an error. While the maximum number of guesses from the same network or from all networks waits, judge rejects short
+// checkGuess delays and limits guesses. good is the valid token of a call or session, or empty if it has none; then checkGuess waits and
+// returns an error. While the maximum number of guesses from the same network or from all networks waits, checkGuess rejects short
 // valid tokens too. It accepts long ones: otherwise a client behind the same proxy as the operator could lock the operator out
 // with wrong tokens.
 func (g *Guard) checkGuess(from net.Addr, good string) error {

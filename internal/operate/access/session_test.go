@@ -95,9 +95,9 @@ func TestSession(t *testing.T) {
 			return reword(t, head, old, by) + "." + tail
 		}
 		for name, tt := range map[string]struct{ text, want string }{
-			"ann": {ann, "change"}, "eve": {eve, "look"}, "nobody": {"", "nothing"}, "noise": {"a.b", "nothing"},
+			"ann": {ann, "change"}, "eve": {eve, "look"}, "no session": {"", "nothing"}, "noise": {"a.b", "nothing"},
 			"renamed": {swapped("ann", "bob"), "nothing"}, "longer": {swapped(" 9", " 99"), "nothing"}, "role": {swapped("change", "look"), "nothing"},
-			"cut": {ann[:len(ann)-1], "nothing"}, "of bob's": {strings.Split(ann, ".")[0] + "." + strings.Split(bob, ".")[1], "nothing"},
+			"cut": {ann[:len(ann)-1], "nothing"}, "bob's signature": {strings.Split(ann, ".")[0] + "." + strings.Split(bob, ".")[1], "nothing"},
 		} {
 			for _, at := range []*access.Policy{a, replica} {
 				if got := resume(at, tt.text); got != tt.want {

@@ -88,7 +88,7 @@ func (s methods) Limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.L
 	return p, nil
 }
 
-// put puts c in force as q asks. Its answer is that of Limit, without the rule.
+// put activates c as q asks. Its answer is that of Limit, without the rule.
 func (s *Service) put(ctx context.Context, q putRequest, c *override.Control) (*adminv1.LimitResponse, error) {
 	span := q.GetFor()
 	if span == nil {

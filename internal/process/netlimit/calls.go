@@ -114,7 +114,7 @@ func (c *Conn) Begin(ctx context.Context, kind Kind, call *Call) bool {
 	return ok
 }
 
-// AnswerQueued records an answer of size bytes that the client is to take. The caller must call AnswerDone when the answer has been written or
+// AnswerQueued records an answer of size bytes to write. The caller must call AnswerDone when it has been written or
 // dropped. The client decides how fast it reads, and grpc keeps the rest of the answer with its call.
 func (c *Conn) AnswerQueued(size int) {
 	n := int64(size) + owedCall

@@ -35,7 +35,7 @@ type Limit struct {
 	Listed       bool     // one of several limits of a descriptor
 }
 
-// Setting is the limits in force for a call: one, or several that must all admit it.
+// Setting is the limits in effect for a call: one, or several that must all admit it.
 type Setting struct {
 	Name   string
 	Limits []Limit
