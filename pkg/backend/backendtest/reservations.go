@@ -31,6 +31,7 @@ func testReservations(t *testing.T, h Harness) {
 		"many expire at once": manyExpire,
 		"repeated names":      repeatedNames,
 		"reset":               resetWithReservations,
+		"none is remembered":  noneRemembered,
 	}
 	if !h.Brief {
 		maps.Copy(cases, map[string]func(*testing.T, *subject){
@@ -392,6 +393,19 @@ func (c *trace) calls(all []call) {
 		}
 		c.left(x.left)
 	}
+}
+
+// noneRemembered checks that no state is left once the last ended reservation is forgotten: a shorter limit forgets others sooner.
+func noneRemembered(t *testing.T, s *subject) {
+	c := reserves(t, s, engine.Reserve{TTL: minute, Repeats: true}, bucket(1, hour, 100))
+	c.books(1, 40, admitted)
+	c.settles(1, 40)
+	c.after(time.Minute)
+	c.settles(1, 40)
+	c.limits = engine.Limits{bucket(100, second, 100)}
+	c.books(2, 10, admitted)
+	c.after(time.Minute + 3*time.Second)
+	is(c, "an expired reservation", c.settles(2, 10).Reservation, engine.ReservationCharged)
 }
 
 // manyEnded checks that MaxEnded ended reservations are remembered, and that the oldest are then forgotten.
