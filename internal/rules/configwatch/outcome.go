@@ -49,9 +49,9 @@ func (w *Watch) Try(sources []descriptors.Source, unreadable descriptors.Problem
 }
 
 func (w *Watch) try(g given) *Outcome {
-	set, problems, err := w.tryLoad(g)
-	o := &Outcome{At: time.Now(), Version: g.version(), Problems: problems, Err: err}
-	if err == nil {
+	set, o := w.tryLoad(g)
+	o.At = time.Now()
+	if o.Err == nil {
 		o.Changes = w.config.Compare(w.set, set)
 	}
 	return o
