@@ -69,6 +69,7 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 	c.Observer, c.Evicted, c.Policy = o.Remote(), evictions(log, r), prepaid.policy
 	breaker := c.Observer.Breaker
 	c.Observer.Breaker = func(node, state string) {
+		r.Counter(stats.BackendEvictedKeysTotal, node) // from the start, at 0
 		if breaker(node, state); state == remote.Gone {
 			prepaid.policy(node, "noeviction") // nothing is kept there
 		}
@@ -131,7 +132,6 @@ func observeRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *
 		Name:    "redis",
 		Policy:  storehealth.Policy{Optional: !failsWithout(s), Follows: s.Redis.HealthActive},
 		Classes: []remote.Class{redis.ClassReadOnly, redis.ClassBusy, redis.ClassLoading, redis.ClassClusterDown, redis.ClassNoAuth, redis.ClassNoScript},
-		PerNode: []stats.Metric{stats.BackendEvictedKeysTotal},
 		Failed:  "redis operations failed",
 		Events: map[remote.EventKind]storehealth.Line{
 			remote.EventConnectFailed: {Level: slog.LevelWarn, Text: "cannot connect to redis"},

@@ -28,7 +28,6 @@ type Config struct {
 	Failed  string                    // the log line of operations that failed
 	Events  map[remote.EventKind]Line // the log lines of events; others are only counted
 	Classes []remote.Class            // of errors that not all backends have
-	PerNode []stats.Metric            // counters that every node has from the start, at 0
 }
 
 // Line is a log line.
@@ -127,9 +126,6 @@ func (o *Observer) batch(b remote.Batch) {
 // but does not mention probes.
 func (o *Observer) breaker(node, state string) {
 	o.Breaker(node, state)
-	for _, metric := range o.config.PerNode {
-		o.registry.Counter(metric, node)
-	}
 	opened := o.registry.Counter(stats.BackendBreakerOpenedTotal, node)
 	o.registry.Gauge(stats.BackendBreakerState, func() float64 { return o.number(node) }, node)
 	switch state {
