@@ -47,15 +47,16 @@ func redisTimeout(s *settings.Settings) time.Duration {
 }
 
 func redisKey(s *settings.Settings, op *backend.Op, now engine.Micros) string {
-	c := redis.Config{KeyPrefix: s.Backend.KeyPrefix, KeyFormat: redisKeyFormat(s)}
+	c := redis.Config{KeyPrefix: s.Backend.KeyPrefix, KeyFormat: keyFormat(s.Redis.KeyFormat, redis.OurKeys, redis.ReferenceKeys)}
 	return c.Key(op, now)
 }
 
-func redisKeyFormat(s *settings.Settings) redis.KeyFormat {
-	if s.Redis.KeyFormat == "" {
-		return redis.OurKeys
+// keyFormat returns the format of keys that a variable asks for.
+func keyFormat[F any](asked string, ours, reference F) F { //nolint:ireturn // a number
+	if asked == "" {
+		return ours
 	}
-	return redis.ReferenceKeys
+	return reference
 }
 
 // openRedis returns the store for BACKEND_TYPE=redis.
@@ -93,7 +94,7 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 		tasks:   []task.Task{task.Func{Name: "redis", Do: b.Run}, near},
 		what:    "redis (" + strings.ToLower(s.Redis.Type) + "): counters are shared by all replicas that use it",
 
-		referenceNames: redisKeyFormat(s) == redis.ReferenceKeys,
+		referenceNames: c.KeyFormat == redis.ReferenceKeys,
 	}
 	if s.Admin.On {
 		aside, err := openAside(c)
@@ -103,7 +104,7 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 		v.operators = near.Via(counted(asideStore{aside}))
 		v.tasks = slices.Insert(v.tasks, 0, task.Task(task.Func{Name: "redis for operators", Do: aside.Run}))
 	}
-	if redisKeyFormat(s) == redis.OurKeys {
+	if c.KeyFormat == redis.OurKeys {
 		register := func(name string, most int) *replicated.ScriptStore {
 			return replicated.NewScriptStore(b.SideChannel(name, replicated.Script), most)
 		}
@@ -192,7 +193,7 @@ func redisConfig(s *settings.Settings) (redis.Config, error) {
 	}
 	c := redisServer(&r.RedisServer, files)
 	c.KeyPrefix = s.Backend.KeyPrefix
-	c.KeyFormat = redisKeyFormat(s)
+	c.KeyFormat = keyFormat(s.Redis.KeyFormat, redis.OurKeys, redis.ReferenceKeys)
 	c.ExpirationJitter = time.Duration(s.Backend.JitterSeconds) * time.Second
 	if p.On {
 		c.PerSecond = new(redisServer(&p.RedisServer, files))

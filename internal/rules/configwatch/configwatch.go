@@ -67,16 +67,16 @@ type Watch struct {
 	config Config
 	load   func([]descriptors.Source, descriptors.Options) (*descriptors.Set, descriptors.Problems, error)
 
-	mu      sync.Mutex // held during an update
-	set     *descriptors.Set
-	updates int
-	newest  given // the latest input, valid or not; like used, kept only with an overlay
-	used    given // the input of set
-	given   int   // number of inputs so far
+	mu     sync.Mutex // held during an update
+	set    *descriptors.Set
+	newest given // the latest input, valid or not; like used, kept only with an overlay
+	used   given // the input of set
+	given  int   // number of inputs so far
 
 	accepted atomic.Pointer[Outcome] // update of the current set
 	changed  atomic.Pointer[Outcome] // last update with changes
 	rejected atomic.Pointer[Outcome] // last invalid update
+	last     atomic.Pointer[Outcome] // last update
 }
 
 // New returns a Watch without rules.
@@ -131,7 +131,7 @@ func (w *Watch) update(g, other given) error {
 
 // accept activates a set, and then determines the changes.
 func (w *Watch) accept(g given, set *descriptors.Set, o *Outcome) {
-	w.decided(o)
+	o.At = time.Now()
 	old := w.set
 	w.used, w.set = g, set
 	w.config.Loaded(set, warnings(o.Problems), g.same(w.newest))
@@ -147,6 +147,7 @@ func (w *Watch) accept(g given, set *descriptors.Set, o *Outcome) {
 		w.changed.Store(o)
 	}
 	w.accepted.Store(o)
+	w.last.Store(o)
 	w.report(o.Problems)
 	w.announceOverlay(set)
 	switch {
@@ -168,12 +169,6 @@ func (w *Watch) compare(o *Outcome, old, set *descriptors.Set) (known bool) {
 	}()
 	o.Changes = w.config.Compare(old, set)
 	return true
-}
-
-// decided sets the number and the time of an outcome.
-func (w *Watch) decided(o *Outcome) {
-	w.updates++
-	o.Number, o.At = w.updates, time.Now()
 }
 
 // tryLoad is descriptors.Load for unreadable sources too. A panic counts as an error in the set. The set must not be used if the
@@ -205,9 +200,10 @@ func (w *Watch) tryLoad(g given) (set *descriptors.Set, o *Outcome) {
 
 // invalid reports and logs an invalid update, and returns its error.
 func (w *Watch) invalid(o *Outcome) error {
-	w.decided(o)
+	o.At = time.Now()
 	err, problems := o.Err, o.Problems
 	w.rejected.Store(o)
+	w.last.Store(o)
 	w.config.Invalid(err)
 	serving := "none"
 	if w.set != nil {
