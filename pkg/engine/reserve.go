@@ -129,7 +129,9 @@ func (r *Reserve) begin(open *State, l Limits, s []*State, now Micros) reserving
 		c.expired++
 	}
 	c.limit.hold(c.counter, c.now, c.now, reserved)
-	c.remove(0, int(c.expired))
+	if c.expired > 0 {
+		c.remove(0, int(c.expired))
+	}
 	return c
 }
 
@@ -180,12 +182,13 @@ func (c *reserving) lookup(id ReservationID) (ended *held, open int) {
 		return nil, open
 	case all[i].expires <= c.now:
 		c.open.more.ended = slices.Delete(all, i, i+1)
+		c.remove(0, 0)
 		return nil, open
 	}
 	return &all[i], -1
 }
 
-// remove removes the records from the i-th up to, but excluding, the j-th.
+// remove removes the records from the i-th up to, but excluding, the j-th, and the state with its last record, open or ended.
 func (c *reserving) remove(i, j int) {
 	for _, h := range c.open.more.held[i:j] {
 		c.open.n -= h.hits

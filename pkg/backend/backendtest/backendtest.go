@@ -209,6 +209,6 @@ func describe(op *backend.Op) string {
 	if op.Penalty != nil {
 		penalty = fmt.Sprintf("%+v", *op.Penalty)
 	}
-	mode := [...]string{"take", "look", "give", "reset", "settle"}[op.Mode]
+	mode := [...]string{"take", "peek", "refund", "reset", "settle", "force reset"}[op.Mode]
 	return fmt.Sprintf("key %x, limits %+v, penalty %s, reserve %+v: %s %+v", op.Key, op.Limits, penalty, op.Reserve, mode, op.Take)
 }

@@ -31,6 +31,7 @@ func testReservations(t *testing.T, h Harness) {
 		"many expire at once": manyExpire,
 		"repeated names":      repeatedNames,
 		"reset":               resetWithReservations,
+		"none is remembered":  noneRemembered,
 	}
 	if !h.Brief {
 		maps.Copy(cases, map[string]func(*testing.T, *subject){

@@ -84,6 +84,19 @@ func (c *trace) calls(all []call) {
 	}
 }
 
+// noneRemembered checks that no state is left once the last ended reservation is forgotten: a shorter limit forgets others sooner.
+func noneRemembered(t *testing.T, s *subject) {
+	c := reserves(t, s, engine.Reserve{TTL: minute, Repeats: true}, bucket(1, hour, 100))
+	c.books(1, 40, admitted)
+	c.settles(1, 40)
+	c.after(time.Minute)
+	c.settles(1, 40)
+	c.limits = engine.Limits{bucket(100, second, 100)}
+	c.books(2, 10, admitted)
+	c.after(time.Minute + 3*time.Second)
+	is(c, "an expired reservation", c.settles(2, 10).Reservation, engine.ReservationCharged)
+}
+
 // manyEnded checks that MaxEnded ended reservations are remembered, and that the oldest are then forgotten.
 func manyEnded(t *testing.T, s *subject) {
 	c := reserves(t, s, engine.Reserve{TTL: 60 * minute, Repeats: true}, fixed(1_000_000, day))

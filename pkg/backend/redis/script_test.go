@@ -66,7 +66,7 @@ func (p *plain) apply(ctx context.Context, ops []backend.Op) {
 	p.encode(&cs, slices.Clone(items), true) //nolint:contextcheck // go-redis stores the context of a command, but does not use it
 	p.send(ctx, cs.all)
 	for _, c := range cs.all {
-		if c.err != nil && (c.err.Code == codeUndecided || c.err.Code == "NOSCRIPT") {
+		for c.err != nil && (c.err.Code == codeUndecided || c.err.Code == "NOSCRIPT") { // twice if an unknown script, once known, cannot decide
 			p.again(c) //nolint:contextcheck // as above
 			p.send(ctx, []*call{c})
 		}

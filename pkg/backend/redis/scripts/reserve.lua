@@ -61,13 +61,18 @@ local function remember(name, kept, due)
   end
 end
 
+-- forget_if_empty forgets everything if no reservation is open or remembered, and reports whether that is so.
+local function forget_if_empty()
+  if redis.call('ZCARD', reserve.set) > 0 or (reserve.ended and redis.call('ZCARD', reserve.ended) > 0) then return false end
+  forget_reserved()
+  return true
+end
+
 -- remove removes open reservations with the given sum of hits. remembered is true if the hash has them as ended ones.
 local function remove(names, hits, remembered)
   redis.call('ZREM', reserve.set, unpack(names))
   if not remembered then
-    if redis.call('ZCARD', reserve.set) == 0 and not (reserve.ended and redis.call('ZCARD', reserve.ended) > 0) then
-      return forget_reserved()
-    end
+    if forget_if_empty() then return end
     redis.call('HDEL', reserve.hash, unpack(names))
   end
   reserve.sum = math.max(0, reserve.sum - hits)
@@ -172,6 +177,7 @@ local function lookup()
     if integer(kept, MAX) and integer(due, MAX) and integer(forgets, MAX) and forgets > now then return 'ended', kept, due, forgets end
     redis.call('ZREM', reserve.ended, reserve.name)
     redis.call('HDEL', reserve.hash, reserve.name)
+    forget_if_empty()
     return nil
   end
   local expires = tonumber(redis.call('ZSCORE', reserve.set, reserve.name) or nil)
