@@ -204,8 +204,8 @@ func notLimited(s *rlsv3.RateLimitResponse_DescriptorStatus) bool {
 	return s.GetCode() != rlsv3.RateLimitResponse_OVER_LIMIT && s.GetCurrentLimit() == nil && s.GetLimitRemaining() == 0
 }
 
-// endlessSeconds is the duration_until_reset of a window without an end, whose unit Envoy's API lacks.
-const endlessSeconds = 281474977 // 2^48 µs, rounded up
+// endlessSeconds returns the duration_until_reset of the unit forever, which Envoy's API lacks: the unit's length, rounded up.
+func endlessSeconds() int64 { return int64((descriptors.Forever.Length() + 1e6 - 1) / 1e6) }
 
 // statusText describes the status of one descriptor.
 func statusText(s *rlsv3.RateLimitResponse_DescriptorStatus) string {
@@ -223,7 +223,7 @@ func statusText(s *rlsv3.RateLimitResponse_DescriptorStatus) string {
 		Unit:            descriptors.Unit(limit.GetUnit()), // the numbers are the same
 		Multiplier:      max(limit.GetUnitMultiplier().GetValue(), 1),
 	}
-	if item.Unit == descriptors.UnitUnknown && s.GetDurationUntilReset().GetSeconds() == endlessSeconds {
+	if item.Unit == descriptors.UnitUnknown && s.GetDurationUntilReset().GetSeconds() == endlessSeconds() {
 		item.Unit = descriptors.Forever
 	}
 	words := fmt.Sprintf("%s, %s, %d left", s.GetCode(), item, s.GetLimitRemaining())

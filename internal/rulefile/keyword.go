@@ -108,36 +108,42 @@ type Type struct {
 	Inner    Place    // of a map, even if the key also takes values of another kind
 }
 
-// Keyword is a row of the grammar: a key, the places where it has an effect, and its values. In all other places, keys of
-// envoyproxy/ratelimit are accepted with a warning. An extension key with other values in other places has several rows. Code that reads,
-// formats, or describes rules gets all information about a key from here.
-type Keyword struct {
+// row is a row of the grammar: a key, the places where it has an effect, and its values. In all other places, keys of envoyproxy/ratelimit
+// are accepted with a warning. An extension key with other values in other places has several rows. Code that reads, formats, or describes
+// rules gets all information about a key from here.
+type row struct {
 	Name  string
 	Where Place
 	Rank  int // in formatted files, keys with lower ranks come first; equal ranks keep the order of the grammar
 	Type
 
-	About       string // a sentence for editors
+	About string // a sentence for editors
+}
+
+// Keyword is a row of the grammar with its place there.
+type Keyword struct {
+	row
+
 	OfReference bool
 	Index       int // in Keywords
 }
 
 // Keywords returns the grammar.
 func Keywords() (table []Keyword) {
-	type row struct {
-		key   string
-		where Place
-		rank  int
-		takes Type
-		about string
+	reference := referenceRows()
+	for i, r := range slices.Concat(reference, limitRows(), innerRows()) {
+		if i < len(reference) {
+			r.Where |= InIgnored
+		}
+		table = append(table, Keyword{row: r, OfReference: i < len(reference), Index: i})
 	}
-	text, name, span, flag := Type{Kind: KindText}, Type{Kind: KindName}, Type{Kind: KindTime}, Type{Kind: KindFlag}
-	numbers := func(least, most uint64) Type { return Type{Kind: KindNumber, Min: least, Max: most} }
-	number := func(least uint64) Type { return numbers(least, math.MaxUint32) }
-	words := func(all ...string) Type { return Type{Kind: KindWord, Words: all} }
-	mapOf := func(keys Place) Type { return Type{Kind: KindMap, Inner: keys} }
-	listOf := func(keys Place) Type { return Type{Kind: KindList, Inner: keys} }
-	reference := []row{
+	return table
+}
+
+// referenceRows returns the keys of envoyproxy/ratelimit.
+func referenceRows() []row {
+	text, name, flag := Type{Kind: KindText}, Type{Kind: KindName}, Type{Kind: KindFlag}
+	return []row{
 		{KeyDomain, InRoot, -3, name, "The name of the domain in requests."},
 		{KeyDescriptors, InRoot | InDescriptor, 1, listOf(InDescriptor), "The next level of the tree: an entry of a request leads to the descriptor with its key and value, or else to the first wildcard that matches, or else to the one with only its key."},
 		{KeyKey, InDescriptor, -3, name, "The key of an entry; a * stands for any text."},
@@ -155,6 +161,11 @@ func Keywords() (table []Keyword) {
 		{KeyShareThreshold, InDescriptor, -2, flag, "All values that match the wildcard share one counter."},
 		{KeyMetadata, InDescriptor, -1, Type{Kind: KindMetadata}, "Added to the dynamic metadata of the answer if the limit admits."},
 	}
+}
+
+// limitRows returns our keys, except those of innerRows.
+func limitRows() []row {
+	name, flag := Type{Kind: KindName}, Type{Kind: KindFlag}
 	rows := []row{
 		{KeyCharge, InRoot, 0, words("each", "together"), "What a request with several descriptors pays: each counts separately, or nothing is spent if one of them rejects."},
 		{KeyAllowLimitOverride, InRoot, 0, flag, "Whether a request may carry limits of its own; true by default."},
@@ -166,7 +177,7 @@ func Keywords() (table []Keyword) {
 	for p := range engine.Parameters() {
 		rows = append(rows, row{p.String(), InLimit | InItem, 0, typeOf(p), p.About() + " For " + AlgorithmList(p.Takers()) + "."})
 	}
-	rows = slices.Concat(reference, rows, []row{
+	return append(rows, []row{
 		{KeyOnFailure, InLimit | InDescriptor, 0, words("error", "allow", "deny", "local"), "The fallback while the backend fails; local counts in this process."},
 		{KeyPenalty, InLimit | InDescriptor, 0, mapOf(InPenalty), "Rejects everything for a while once the limit is exceeded or reached."},
 		{KeyHolder, InLimit | InDescriptor, 0, name, "The key, of this descriptor or of one above it, whose value identifies the holder of a slot."},
@@ -174,6 +185,13 @@ func Keywords() (table []Keyword) {
 		{KeyPlanOf, InDescriptor, 0, name, "The key of the entry whose value names the tenant."},
 		{KeyPlans, InDescriptor, 0, mapOf(0), "The limits of each plan, by the plan's name."},
 		{KeyHeaders, InLimit | InDescriptor, 0, words(HeadersOn, HeadersOff), "With off, answers do not show the numbers of this rule."},
+	}...)
+}
+
+// innerRows returns reserve, rlqs, and the keys in maps of a limit.
+func innerRows() []row {
+	name, span := Type{Kind: KindName}, Type{Kind: KindTime}
+	return []row{
 		{KeyFor, InPenalty, 0, span, "How long the penalty lasts."},
 		{KeyOn, InPenalty, 0, words(engine.OnExceeded.String(), engine.OnReached.String()), "What starts the penalty: a hit that is rejected (exceeded), or the one that uses up the limit (reached)."},
 		{KeyEscalate, InPenalty, 0, number(1), "The factor by which each penalty is longer than the previous one."},
@@ -195,16 +213,14 @@ func Keywords() (table []Keyword) {
 		{KeyDay, InCalendar, 0, numbers(1, 31), "The day of the month on which windows begin; 1 by default. In months without that day it is the last one."},
 		{KeyWeekday, InCalendar, 0, numbers(1, 7), "The day on which windows of a week begin: 1, the default, is Monday."},
 		{KeyHour, InCalendar, 0, numbers(0, 23), "The hour at which windows begin, by the clocks of the time zone; 0 by default."},
-	})
-	for i, r := range rows {
-		k := Keyword{Name: r.key, Where: r.where, Rank: r.rank, Type: r.takes, About: r.about, OfReference: i < len(reference), Index: i}
-		if k.OfReference {
-			k.Where |= InIgnored
-		}
-		table = append(table, k)
 	}
-	return table
 }
+
+func numbers(least, most uint64) Type { return Type{Kind: KindNumber, Min: least, Max: most} }
+func number(least uint64) Type        { return numbers(least, math.MaxUint32) }
+func words(all ...string) Type        { return Type{Kind: KindWord, Words: all} }
+func mapOf(keys Place) Type           { return Type{Kind: KindMap, Inner: keys} }
+func listOf(keys Place) Type          { return Type{Kind: KindList, Inner: keys} }
 
 // typeOf describes the values of a parameter of algorithms.
 func typeOf(p engine.Parameter) Type {

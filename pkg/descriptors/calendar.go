@@ -142,8 +142,8 @@ func (c *compiler) begins(calendar *engine.Calendar, fields rulefile.Fields, uni
 		case f.Broken:
 		case !strings.Contains(units[f.Name], unit):
 			c.Fail(f.At, path, "%s of a calendar with the unit %s: it belongs to the unit %s", f.Name, unit, units[f.Name])
-		case f.N < f.Min || f.N > f.Max:
-			c.Fail(f.At, path, "%s %d of a calendar: want %d to %d", f.Name, f.N, f.Min, f.Max)
+		default:
+			c.number(f, " of a calendar", path)
 		}
 	}
 	number := func(key string) uint32 { return uint32(fields.Get(key).N) }

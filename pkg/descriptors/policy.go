@@ -1,6 +1,8 @@
 package descriptors
 
 import (
+	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -92,6 +94,20 @@ func (c *compiler) word(f rulefile.Field, of, path string) bool {
 	}
 	last := len(f.Words) - 1
 	c.Fail(f.At, path, "unknown "+f.Name+" '%s'"+of+": want "+strings.Join(f.Words[:last], ", ")+" or "+f.Words[last], plain.Shorten(f.Value))
+	return false
+}
+
+// number reports whether a field is present and within the bounds of its row in the grammar. It reports an error if it is out of them. of
+// follows the number in the message.
+func (c *compiler) number(f rulefile.Field, of, path string) bool {
+	if !f.Valid() || f.Min <= f.N && f.N <= f.Max {
+		return f.Valid()
+	}
+	bounds := fmt.Sprintf("%d to %d", f.Min, f.Max)
+	if f.Max == math.MaxUint32 {
+		bounds = fmt.Sprintf("%d or more", f.Min)
+	}
+	c.Fail(f.At, path, "%s %d%s: want %s", f.Name, f.N, of, bounds)
 	return false
 }
 

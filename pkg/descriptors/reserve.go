@@ -68,9 +68,7 @@ func (c *compiler) reserve(p rulefile.Field, r *Rule, n *Node) {
 		c.Fail(p.At, r.Path, "a reserve without estimate: set estimate to the number of hits to reserve by default, such as 2000")
 	case estimate.Fields != nil:
 		out.Estimate, out.Learn = c.learnedEstimate(estimate, r)
-	case estimate.N == 0:
-		c.Fail(estimate.At, r.Path, "estimate 0 of a reserve: want 1 or more")
-	default:
+	case c.number(estimate, " of a reserve", r.Path):
 		out.Estimate = estimate.N
 	}
 	if limits := r.RateLimits.Limits(); len(limits) > 0 {
@@ -99,17 +97,12 @@ func (c *compiler) learnedEstimate(estimate rulefile.Field, r *Rule) (start uint
 			return 0, Learn{}
 		}
 	}
-	first := estimate.Get(rulefile.KeyStart)
-	l = Learn{usualPercentile, estimate.Get(rulefile.KeyMin).N, estimate.Get(rulefile.KeyMax).N}
-	if f := estimate.Get(rulefile.KeyPercentile); f.At.Present() {
+	first, smallest := estimate.Get(rulefile.KeyStart), estimate.Get(rulefile.KeyMin)
+	l = Learn{usualPercentile, smallest.N, estimate.Get(rulefile.KeyMax).N}
+	if f := estimate.Get(rulefile.KeyPercentile); c.number(f, " of an estimate", r.Path) {
 		l.Percentile = f.N
 	}
-	switch {
-	case l.Percentile < 1 || l.Percentile > 100:
-		c.Fail(estimate.Get(rulefile.KeyPercentile).At, r.Path, "percentile %d of an estimate: want 1 to 100", l.Percentile)
-	case l.Min == 0:
-		c.Fail(estimate.Get(rulefile.KeyMin).At, r.Path, "min 0 of an estimate: want 1 or more")
-	case first.N < l.Min || first.N > l.Max:
+	if c.number(smallest, " of an estimate", r.Path) && (first.N < l.Min || first.N > l.Max) {
 		c.Fail(first.At, r.Path, "start %d of an estimate is not between its min %d and its max %d", first.N, l.Min, l.Max)
 	}
 	return first.N, l

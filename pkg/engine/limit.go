@@ -67,19 +67,18 @@ func inProportion(n, to, from uint64) uint64 {
 	return min(q, MaxHits)
 }
 
-// Raised returns l with room for more hits, and how many. A [Limits.Peek] at it tells how far a state is overdrawn under l: by those that are
-// missing from this room. There is no room if l's algorithm never overdraws a state, or does not know by how much, or if it is a bucket that
-// never fills.
-func (l Limit) Raised() (raised Limit, room uint64) {
+// Raised returns l with a capacity that no state exceeds, so that a [Limits.Peek] at it tells all hits that a state has consumed: its
+// capacity without those left. It returns l itself if l's algorithm never exceeds the capacity, or does not know by how much, or if l is a
+// bucket that never fills.
+func (l Limit) Raised() Limit {
 	switch {
 	case l.Algorithm == FixedWindow || l.Algorithm == SlidingWindow:
-		room = MaxHits - l.Hits
-		l.Hits += room
-	case l.Algorithm == TokenBucket && l.Hits > 0:
-		room = l.Burst + l.Debt
+		l.Hits = MaxHits
+	case l.Algorithm == TokenBucket:
+		room := l.MaxCost()
 		l.Burst, l.Initial = l.Burst+room, l.Initial+room
 	}
-	return l, room
+	return l
 }
 
 // Equal reports whether l and m are the same limit, prepared or not.

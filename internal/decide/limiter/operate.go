@@ -213,14 +213,19 @@ func (l *Limiter) peek(ctx context.Context, p *Scratch) (*Counter, error) {
 	if err != nil || c.Decision.Left > 0 || len(op.Limits) > 1 || op.Penalty != nil {
 		return c, err
 	}
-	limit, room := op.Limits[0].Raised() // because a decision tells no balance below 0
-	higher := []backend.Op{*op}
-	higher[0].Limits, higher[0].Lease = engine.Limits{limit}, backend.LeaseOff
-	if err := l.inquire(ctx, higher); err != nil {
-		return nil, err
-	}
-	c.Overdraft = room - min(room, higher[0].Decision.Left)
-	return c, nil
+	consumed, err := l.consumed(ctx, *op)
+	c.Overdraft = consumed - min(consumed, op.Limits[0].Capacity())
+	return c, err
+}
+
+// consumed peeks at the counter of op, of a single limit, and returns all hits that it has consumed. A decision under that limit itself
+// tells at most its capacity.
+func (l *Limiter) consumed(ctx context.Context, op backend.Op) (uint64, error) {
+	raised := op.Limits[0].Raised()
+	op.Limits, op.Lease = engine.Limits{raised}, backend.LeaseOff
+	ops := []backend.Op{op}
+	err := l.inquire(ctx, ops)
+	return raised.Capacity() - ops[0].Decision.Left, err
 }
 
 // Reset resets a descriptor's counter and returns its state afterwards. Unless force is set, it changes nothing during a penalty; the

@@ -63,7 +63,7 @@ type Log struct {
 	store Store // nil keeps acts only in this process
 	log   *slog.Logger
 
-	token  chan struct{} // a token for using the store and the fields below
+	turn   chan struct{} // full while the store and the fields below are in use
 	shared []Act         // all acts of the store, as of read
 	read   time.Time
 
@@ -76,9 +76,7 @@ type Log struct {
 
 // New returns a Log without acts. A nil store keeps them in this process; log may not be nil.
 func New(store Store, log *slog.Logger) *Log {
-	l := &Log{store: store, log: log, token: make(chan struct{}, 1), unread: throttle.Every(time.Minute), failed: failures{callers: map[string]*Failed{}}}
-	l.token <- struct{}{}
-	return l
+	return &Log{store: store, log: log, turn: make(chan struct{}, 1), unread: throttle.Every(time.Minute), failed: failures{callers: map[string]*Failed{}}}
 }
 
 // String returns the name of the task.
@@ -135,16 +133,16 @@ func (l *Log) flush(ctx context.Context) error {
 	})
 }
 
-// withStore calls f while it holds the token for the store.
+// withStore calls f while nothing else uses the store.
 func (l *Log) withStore(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, storeTime)
 	defer cancel()
 	select {
-	case <-l.token:
+	case l.turn <- struct{}{}:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	defer func() { l.token <- struct{}{} }()
+	defer func() { <-l.turn }()
 	return f(ctx)
 }
 

@@ -87,7 +87,7 @@ func (r *Register) leave(ctx context.Context) {
 	if r.config.Store == nil {
 		return
 	}
-	<-r.token // never returned, so that no later call uses the store
+	r.turn <- struct{}{} // never ended, so that no later call uses the store
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
 	defer cancel()
 	r.config.Store.Leave(ctx)

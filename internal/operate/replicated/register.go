@@ -81,18 +81,17 @@ type Register struct {
 	synced atomic.Bool   // set after the first synchronization
 	clock  clock
 
-	token chan struct{} // a token for using the store and follower
+	turn chan struct{} // full while the store and follower are in use
 	follower
 }
 
 // New returns a register.
 func New(c Config) *Register {
-	r := &Register{config: c, name: rand.Text()[:12], first: make(chan struct{}), token: make(chan struct{}, 1)}
+	r := &Register{config: c, name: rand.Text()[:12], first: make(chan struct{}), turn: make(chan struct{}, 1)}
 	if host, err := os.Hostname(); err == nil {
 		r.name = host + "/" + r.name
 	}
 	r.outage, r.unread = throttle.After(silentFor), throttle.Every(time.Minute)
-	r.token <- struct{}{}
 	return r
 }
 
@@ -179,15 +178,15 @@ func (r *Register) failed(err error) error {
 	return fmt.Errorf("%w: %w", r.config.Failed, err)
 }
 
-// withStore calls f while it holds the token for the store.
+// withStore calls f while nothing else uses the store.
 func (r *Register) withStore(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, storeTime)
 	defer cancel()
 	select {
-	case <-r.token:
+	case r.turn <- struct{}{}:
 	case <-ctx.Done():
 		return fmt.Errorf("%w: %w", r.config.Failed, ctx.Err())
 	}
-	defer func() { r.token <- struct{}{} }()
+	defer func() { <-r.turn }()
 	return f(ctx)
 }

@@ -36,8 +36,6 @@ type rulesState struct {
 	behind                    atomic.Pointer[time.Time] // time since which the rules may be out of date; nil if they are current
 	connected                 func() bool               // reports whether the control plane is connected; nil without one
 	successes, failures, warn *count.Counter
-
-	loadAttempts, loadFailures *count.Counter // the same counts under the reference's other names
 }
 
 // newRulesState returns the state before the first load.
@@ -51,15 +49,16 @@ func newRulesState(h *health.Tracker, r *stats.Registry, l *limiter.Limiter, c *
 		successes:  r.Counter(stats.ConfigLoadSuccess),
 		failures:   r.Counter(stats.ConfigLoadError),
 		warn:       r.Counter(stats.ConfigLoadWarningsTotal),
-
-		loadAttempts: r.Counter(stats.RuntimeLoadAttempts),
-		loadFailures: r.Counter(stats.RuntimeLoadFailures),
 	}
 	s.reason.Store(new(string(waiting)))
 	s.current(false)
 	if s.optional {
 		s.component.Degrade("")
 	}
+	r.Source(func(v *stats.Values) { // the same, under other names of the reference
+		v.Counter(stats.RuntimeLoadAttempts, s.successes.Load()+s.failures.Load())
+		v.Counter(stats.RuntimeLoadFailures, s.failures.Load())
+	})
 	r.Gauge(stats.ConfigLoadedTimestamp, func() float64 { return float64(s.since.Load()) })
 	r.Gauge(stats.ConfigAge, func() float64 { return s.age().Seconds() })
 	r.Gauge(stats.RuntimeNumValues, func() float64 {
@@ -75,7 +74,6 @@ func newRulesState(h *health.Tracker, r *stats.Registry, l *limiter.Limiter, c *
 func (s *rulesState) loaded(set *descriptors.Set, warnings int, newest bool) {
 	s.limiter.SetRules(set)
 	s.successes.Add(1)
-	s.loadAttempts.Add(1)
 	s.warn.Add(uint64(warnings))
 	s.since.Store(time.Now().Unix())
 	s.reason.Store(nil)
@@ -84,8 +82,6 @@ func (s *rulesState) loaded(set *descriptors.Set, warnings int, newest bool) {
 
 func (s *rulesState) invalid(err error) {
 	s.failures.Add(1)
-	s.loadAttempts.Add(1)
-	s.loadFailures.Add(1)
 	s.current(false)
 	s.waiting(firstLine(err))
 	switch {

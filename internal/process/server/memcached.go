@@ -22,15 +22,8 @@ import (
 const inMemcached = " cannot be counted in memcached, which supports one fixed_window per descriptor; remove this, or set BACKEND_TYPE=redis"
 
 func memcachedKey(s *settings.Settings, op *backend.Op, now engine.Micros) string {
-	c := memcached.Config{KeyPrefix: s.Backend.KeyPrefix, KeyFormat: memcachedKeyFormat(s)}
+	c := memcached.Config{KeyPrefix: s.Backend.KeyPrefix, KeyFormat: keyFormat(s.Memcache.KeyFormat, memcached.OurKeys, memcached.ReferenceKeys)}
 	return c.Key(op, now)
-}
-
-func memcachedKeyFormat(s *settings.Settings) memcached.KeyFormat {
-	if s.Memcache.KeyFormat == "" {
-		return memcached.OurKeys
-	}
-	return memcached.ReferenceKeys
 }
 
 // openMemcached returns the store for BACKEND_TYPE=memcache.
@@ -75,7 +68,7 @@ func memcachedConfig(s *settings.Settings) (memcached.Config, error) {
 		Servers:          m.Servers,
 		MaxIdleConns:     m.MaxIdleConns,
 		OpTimeout:        m.OpTimeout,
-		KeyFormat:        memcachedKeyFormat(s),
+		KeyFormat:        keyFormat(m.KeyFormat, memcached.OurKeys, memcached.ReferenceKeys),
 	}
 	if m.TLS {
 		files := remote.TLSFiles{CA: m.CA, Cert: m.Cert, Key: m.Key, SkipHostname: m.SkipHostname}

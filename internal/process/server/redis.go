@@ -48,15 +48,16 @@ func redisTimeout(s *settings.Settings) time.Duration {
 }
 
 func redisKey(s *settings.Settings, op *backend.Op, now engine.Micros) string {
-	c := redis.Config{KeyPrefix: s.Backend.KeyPrefix, KeyFormat: redisKeyFormat(s)}
+	c := redis.Config{KeyPrefix: s.Backend.KeyPrefix, KeyFormat: keyFormat(s.Redis.KeyFormat, redis.OurKeys, redis.ReferenceKeys)}
 	return c.Key(op, now)
 }
 
-func redisKeyFormat(s *settings.Settings) redis.KeyFormat {
-	if s.Redis.KeyFormat == "" {
-		return redis.OurKeys
+// keyFormat returns the format of keys that a variable asks for.
+func keyFormat[F any](asked string, ours, reference F) F { //nolint:ireturn // a number
+	if asked == "" {
+		return ours
 	}
-	return redis.ReferenceKeys
+	return reference
 }
 
 // openRedis returns the store for BACKEND_TYPE=redis.
@@ -70,6 +71,7 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 	c.Observer, c.Evicted, c.Policy = o.Remote(), evictions(log, r), prepaid.policy
 	breaker := c.Observer.Breaker
 	c.Observer.Breaker = func(node, state string) {
+		r.Counter(stats.BackendEvictedKeysTotal, node) // from the start, at 0
 		if breaker(node, state); state == remote.Gone {
 			prepaid.policy(node, "noeviction") // a removed node holds no budgets
 		}
@@ -93,7 +95,7 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 		tasks:   []task.Task{task.Func{Name: "redis", Do: b.Run}, near},
 		what:    "redis (" + strings.ToLower(s.Redis.Type) + "): counters are shared by all replicas that use it",
 
-		referenceNames: redisKeyFormat(s) == redis.ReferenceKeys,
+		referenceNames: c.KeyFormat == redis.ReferenceKeys,
 	}
 	if s.Admin.On {
 		aside, err := openAside(c)
@@ -103,7 +105,7 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 		v.operators = near.Via(counted(asideStore{aside}))
 		v.tasks = slices.Insert(v.tasks, 0, task.Task(task.Func{Name: "redis for operators", Do: aside.Run}))
 	}
-	if redisKeyFormat(s) == redis.OurKeys {
+	if c.KeyFormat == redis.OurKeys {
 		register := func(name string, most int) *replicated.ScriptStore {
 			return replicated.NewScriptStore(b.SideChannel(name, replicated.Script), most)
 		}
@@ -132,7 +134,6 @@ func observeRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *
 		Name:    "redis",
 		Policy:  storehealth.Policy{Optional: !failsWithout(s), Follows: s.Redis.HealthActive},
 		Classes: []remote.Class{redis.ClassReadOnly, redis.ClassBusy, redis.ClassLoading, redis.ClassClusterDown, redis.ClassNoAuth, redis.ClassNoScript},
-		PerNode: []stats.Metric{stats.BackendEvictedKeysTotal},
 		Failed:  "redis operations failed",
 		Events: map[remote.EventKind]storehealth.Line{
 			remote.EventConnectFailed: {Level: slog.LevelWarn, Text: "cannot connect to redis"},
@@ -193,7 +194,7 @@ func redisConfig(s *settings.Settings) (redis.Config, error) {
 	}
 	c := redisServer(&r.RedisServer, files)
 	c.KeyPrefix = s.Backend.KeyPrefix
-	c.KeyFormat = redisKeyFormat(s)
+	c.KeyFormat = keyFormat(s.Redis.KeyFormat, redis.OurKeys, redis.ReferenceKeys)
 	c.ExpirationJitter = time.Duration(s.Backend.JitterSeconds) * time.Second
 	if p.On {
 		c.PerSecond = new(redisServer(&p.RedisServer, files))

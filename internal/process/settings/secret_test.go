@@ -21,7 +21,7 @@ func TestCredentialsInAddresses(t *testing.T) {
 		{"DEBUG_HOST=user:sesame@a", "DEBUG_HOST: must be " + takes},
 		{"PROMETHEUS_ADDR=sesame@a:9090", "PROMETHEUS_ADDR: must be an address such as :9090"},
 		{"PORT=sesame@a", "PORT: must be a port number"},
-		{"BACKEND_TYPE=redis://user:sesame@a", "BACKEND_TYPE: must be memory, redis or memcache"},
+		{"BACKEND_TYPE=redis://user:sesame@a", "BACKEND_TYPE: must be " + store.takes()},
 		{"CONFIG_TYPE=user:sesame@a", "CONFIG_TYPE: must be FILE, "},
 		{plane + " CONFIG_GRPC_XDS_SERVER_URL=user:sesame@a:1", "CONFIG_GRPC_XDS_SERVER_URL: must be host:port, "},
 		{plane + " CONFIG_GRPC_XDS_SERVER_URL=sesame@a:1", "CONFIG_GRPC_XDS_SERVER_URL: must be host:port, "},

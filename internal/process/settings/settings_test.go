@@ -89,7 +89,7 @@ func TestBackend(t *testing.T) {
 		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=a:1,b:2", "REDIS_POOL_SIZE=lots"}, nil},
 		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=a:1", "MEMCACHE_MAX_IDLE_CONNS=x"}, []string{"MEMCACHE_MAX_IDLE_CONNS"}},
 		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=a:1", "EXPIRATION_JITTER_MAX_SECONDS=x"}, []string{"EXPIRATION_JITTER_MAX_SECONDS"}},
-		{[]string{"BACKEND_TYPE=Memry"}, []string{`BACKEND_TYPE="Memry": must be memory, redis or memcache`}},
+		{[]string{"BACKEND_TYPE=Memry"}, []string{`BACKEND_TYPE="Memry": must be ` + store.takes()}},
 	} {
 		_, _, err := Parse(tt.environ)
 		if (err != nil) != (tt.want != nil) {
@@ -118,7 +118,7 @@ func TestOnly(t *testing.T) {
 		{"BACKEND_TYPE=etcd", "GRPC_PORT", "redis  8081", ""},
 		{
 			"BACKEND_TYPE=etcd GRPC_PORT=x", "BACKEND_TYPE GRPC_PORT", "redis  8081",
-			`GRPC_PORT="x": must be a port number from 0 to 65535` + "\n" + `BACKEND_TYPE="etcd": must be memory, redis or memcache`,
+			`GRPC_PORT="x": must be a port number from 0 to 65535` + "\n" + `BACKEND_TYPE="etcd": must be ` + store.takes(),
 		},
 	} {
 		s, err := Only(strings.Fields(tt.environ), strings.Fields(tt.names)...)

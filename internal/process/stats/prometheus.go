@@ -117,8 +117,8 @@ func (e *exposition) add(s *Sample, name string, labels []Label, value *dto.Metr
 	if same := e.series[id]; same != nil && f.kind == Count {
 		*value.Counter.Value += same.value.GetCounter().GetValue()
 	} else if same != nil && f.kind == Gauge {
-		if before := same.value.GetGauge().GetValue(); s.row.metric == LearnedEstimate || s.row.metric == RuleLimit {
-			*value.Gauge.Value = max(*value.Gauge.Value, before) // of several rules with this path, because a sum has no meaning
+		if before := same.value.GetGauge().GetValue(); s.row.largest {
+			*value.Gauge.Value = max(*value.Gauge.Value, before)
 		} else {
 			*value.Gauge.Value += before
 		}

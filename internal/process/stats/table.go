@@ -160,6 +160,8 @@ type Row struct {
 	Name   string   // name in Prometheus
 	Labels []string // names, sorted; tags in statsd unless they are part of the name
 	Help   string   // meaning and unit
+
+	largest bool // series that are equal in Prometheus show the largest value of the gauge, not the sum
 }
 
 // Section is a part of the table.
@@ -173,16 +175,23 @@ type Section struct {
 type LabelText struct{ Name, Text string }
 
 func counter(m Metric, name, help string, labels ...string) Row {
-	return Row{m, Count, name, metricName(name), labels, help}
+	return Row{metric: m, Type: Count, Statsd: name, Name: metricName(name), Labels: labels, Help: help}
 }
 
 func gauge(m Metric, name, help string, labels ...string) Row {
-	return Row{m, Gauge, name, metricName(name), labels, help}
+	return Row{metric: m, Type: Gauge, Statsd: name, Name: metricName(name), Labels: labels, Help: help}
+}
+
+// largest returns the row of a gauge that shows the largest value of rules with the same path, because their sum has no meaning.
+func largest(m Metric, name, help string, labels ...string) Row {
+	r := gauge(m, name, help, labels...)
+	r.largest = true
+	return r
 }
 
 // histogram returns the row of a histogram with this Prometheus name, which statsd does not receive.
 func histogram(m Metric, name, help string, labels ...string) Row {
-	return Row{m, Timing, "", name, labels, help}
+	return Row{metric: m, Type: Timing, Name: name, Labels: labels, Help: help}
 }
 
 // as returns r with a Prometheus name that does not follow from the statsd name.
@@ -229,14 +238,14 @@ func requests() []Section {
 			counter(OverrideIgnoredTotal, "ratelimitd.override_ignored_total", "Request-carried limits that were ignored.", "domain", "reason"),
 			counter(BackendFallbackTotal, "ratelimitd.backend_fallback_total", "Descriptors decided by on_failure because the backend failed.", "policy", "rule"),
 			counter(RefundErrorsTotal, "ratelimitd.refund_errors_total", "Requests whose hits could not be refunded to the backend after another of their descriptors was rejected. The hits stay spent."),
-			gauge(RuleLimit, "ratelimitd.rule_limit", "Limit of a rule in hits per unit, regardless of controls. Of rules with the same path, the largest. Only for the first 1,000 rules.", "algorithm", "limit", "rule", "unit"),
+			largest(RuleLimit, "ratelimitd.rule_limit", "Limit of a rule in hits per unit, regardless of controls. Of rules with the same path, the largest. Only for the first 1,000 rules.", "algorithm", "limit", "rule", "unit"),
 			gauge(Controls, "ratelimitd.controls", "Active controls: operators' overrides of the rules.", "kind"),
 			gauge(ControlLimit, "ratelimitd.control_limit", "Limit, in hits per unit, of a control that replaces a rule's limit. Only for the first 1,000 such controls whose domains have rules.", "control", "domain", "limit", "rule", "unit"),
 			counter(ControlDecisionsTotal, "ratelimitd.control_decisions_total", "Descriptors that a control decided, or gave a different limit. Controls beyond the first 1,000 are counted together, as `__other__`.", "control", "kind"),
 			counter(ReservationsTotal, "ratelimitd.reservations_total", "Reservations by result. reserved: hits were reserved. unrecorded: hits were spent without a reservation, because 10,000 were open or IDs had no key. released: hits were refunded because the request was rejected. settled. unknown: no such reservation is open; it was settled, has expired, belongs to a different descriptor, or the key of its ID was lost with a process. forged: no key of this server made the ID. charged: a request ended without a reservation and was charged. expired: not settled in time. repeated: a request came again with the value of one that had ended, and reserved nothing. late: hits of such a request, or of one that had expired, were charged.", "domain", "outcome"),
 			counter(ReservationHitsTotal, "ratelimitd.reservation_hits_total", "Hits that were reserved, refunded by settlements (given_back), or charged by settlements beyond the reservation. Hits spent are reserved - given_back + charged.", "action", "domain"),
 			gauge(ReservedHits, "ratelimitd.reserved_hits", "Hits held by open reservations on all counters of a rule, as of this replica's last decision on each counter. A counter is dropped after the rule's ttl without a decision. Includes reservations of other replicas: take the maximum over replicas, not the sum. Only for the first 1,000 rules, and 10,000 counters of each.", "rule"),
-			gauge(LearnedEstimate, "ratelimitd.learned_estimate", "Hits that a request without hits reserves now, where the estimate is learned from true costs. Of rules with the same path, the largest. Only for the first 1,000 rules.", "rule"),
+			largest(LearnedEstimate, "ratelimitd.learned_estimate", "Hits that a request without hits reserves now, where the estimate is learned from true costs. Of rules with the same path, the largest. Only for the first 1,000 rules.", "rule"),
 			counter(MistakesTotal, "ratelimitd.mistakes_total", "Calls that show a probable mistake in a rule for requests that are charged at their end, or in its calls. no_reservation: hits came without a reservation ID, while requests got estimates and none was settled. dropped_charge: a charge that did not fit was not counted. single_use: nearly every request has its own counter, so nothing is limited. Appears with the first such call.", "mistake", "rule"),
 			gauge(Tenants, "ratelimitd.tenants", "Tenants with a plan, from TENANTS_FILE (file) or Redis (store), which appears once Redis has answered. Includes expired entries.", "source"),
 			gauge(TenantsUnknownPlan, "ratelimitd.tenants_unknown_plan", "Tenants with a plan that no rule defines. They get the default plan.", "source"),
@@ -250,7 +259,7 @@ func requests() []Section {
 		}},
 		{"Calls", "Metrics by `grpc_method` appear with the first call of the method, `ratelimit_service_should_rate_limit_error` with its first count. For domains beyond the first 100, `ratelimitd_shed_total` appears with the first shed request. Domains beyond 1,000 are counted together, as `__other__`.", []Row{
 			counter(TotalRequests, "ratelimit_server.<grpc_method>.total_requests", "gRPC calls answered, whatever the answer.", "grpc_method").as("ratelimit_service_total_requests"),
-			{ResponseTime, Timing, "ratelimit_server.<grpc_method>.response_time", "ratelimit_service_response_time_seconds", []string{"grpc_method"}, "Time taken to answer a gRPC call, in seconds, or in milliseconds with PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS=true."},
+			{metric: ResponseTime, Type: Timing, Statsd: "ratelimit_server.<grpc_method>.response_time", Name: "ratelimit_service_response_time_seconds", Labels: []string{"grpc_method"}, Help: "Time taken to answer a gRPC call, in seconds, or in milliseconds with PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS=true."},
 			counter(ShouldRateLimitError, "ratelimit.service.call.should_rate_limit.<err_type>", "Requests answered with an error instead of a decision. Absent until the first one, unlike ratelimitd_call_errors_total.", "err_type").as("ratelimit_service_should_rate_limit_error"),
 			counter(CallErrorsTotal, "ratelimitd.call_errors_total", "Requests answered with an error instead of a decision. Envoy's failure_mode_deny decides them.", "err_type"),
 			counter(PanicsTotal, "ratelimitd.panics_total", "Calls that ended in a panic, which is a bug; the log has the stack."),

@@ -28,7 +28,6 @@ type Config struct {
 	Failed  string                    // log line of failed operations
 	Events  map[remote.EventKind]Line // log lines of events; others are only counted
 	Classes []remote.Class            // error classes beyond the common ones
-	PerNode []stats.Metric            // counters that each node has from the start, at 0
 }
 
 // Line is a log line.
@@ -127,9 +126,6 @@ func (o *Observer) batch(b remote.Batch) {
 // start with the first state.
 func (o *Observer) breaker(node, state string) {
 	o.Breaker(node, state)
-	for _, metric := range o.config.PerNode {
-		o.registry.Counter(metric, node)
-	}
 	opened := o.registry.Counter(stats.BackendBreakerOpenedTotal, node)
 	o.registry.Gauge(stats.BackendBreakerState, func() float64 { return o.number(node) }, node)
 	switch state {

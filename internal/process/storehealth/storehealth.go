@@ -96,12 +96,9 @@ func (s *Store) Connected(active int) {
 	}
 }
 
-// ConnectFailed records a connection error; nil keeps the last reason.
+// ConnectFailed records a connection error.
 func (s *Store) ConnectFailed(err error) {
 	defer s.once.Do(func() { close(s.tried) }) // after the change, as in Connected
-	if err == nil {
-		return
-	}
 	s.change(func() {
 		if s.connections == 0 {
 			s.failure = "not connected: " + err.Error()

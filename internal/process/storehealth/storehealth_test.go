@@ -102,9 +102,8 @@ func play(t *testing.T, s *storehealth.Store, event string) {
 func TestTried(t *testing.T) {
 	t.Parallel()
 	for name, first := range map[string]func(*storehealth.Store){
-		"a connection":      func(s *storehealth.Store) { s.Connected(1) },
-		"a failure":         func(s *storehealth.Store) { s.ConnectFailed(errors.New("no route")) },
-		"an unknown reason": func(s *storehealth.Store) { s.ConnectFailed(nil) },
+		"a connection": func(s *storehealth.Store) { s.Connected(1) },
+		"a failure":    func(s *storehealth.Store) { s.ConnectFailed(errors.New("no route")) },
 	} {
 		s := storehealth.New("store", health.NewTracker(), storehealth.Policy{})
 		s.Connected(0)

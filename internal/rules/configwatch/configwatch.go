@@ -67,16 +67,16 @@ type Watch struct {
 	config Config
 	load   func([]descriptors.Source, descriptors.Options) (*descriptors.Set, descriptors.Problems, error)
 
-	mu      sync.Mutex // held during an update
-	set     *descriptors.Set
-	updates int
-	newest  given // the latest input, valid or not; like used, kept only with an overlay
-	used    given // the input of set
-	given   int   // number of inputs so far
+	mu     sync.Mutex // held during an update
+	set    *descriptors.Set
+	newest given // the latest input, valid or not; like used, kept only with an overlay
+	used   given // the input of set
+	given  int   // number of inputs so far
 
 	accepted atomic.Pointer[Outcome] // update of the current set
 	changed  atomic.Pointer[Outcome] // last update with changes
 	rejected atomic.Pointer[Outcome] // last invalid update
+	last     atomic.Pointer[Outcome] // last update
 }
 
 // New returns a Watch without rules.
@@ -104,39 +104,37 @@ func (w *Watch) Update(sources []descriptors.Source, unreadable descriptors.Prob
 	return w.update(w.newest, given{rules: w.newest.rules, overlay: w.used.overlay})
 }
 
-// update replaces the rules by g. If g is invalid, and there are an overlay and a set, it tries other: the new half of g with
-// the last good version of the other half. Even if other is accepted, g is reported as invalid.
+// update replaces the rules by g. If g is invalid, and there is a set, it tries other: the new half of g with the last good version of
+// the other half. Even if other is accepted, g is reported as invalid.
 func (w *Watch) update(g, other given) error {
-	set, problems, err := w.tryLoad(g)
-	if err == nil {
-		w.accept(g, set, problems)
+	set, newest := w.tryLoad(g)
+	switch {
+	case newest.Err == nil:
+		w.accept(g, set, newest)
 		return nil
+	case w.set == nil || g.same(other): // always the same without an overlay
+		return w.invalid(newest)
 	}
-	if w.config.Overlay != nil && w.set != nil && !g.same(other) {
-		set, others, otherErr := w.tryLoad(other)
-		if otherErr == nil {
-			w.log.Warn("the newest rules and the newest overlay are not used together, because one of them was invalid: the last good one is used in its place")
-			var changes Changes
-			if w.accepted.Load().Version != other.version() {
-				w.accept(other, set, others)
-				changes = w.accepted.Load().Changes
-			}
-			w.used = other
-			w.invalid(w.outcome(g, problems, err, changes))
-			return nil
-		}
-		g, problems, err = other, others, otherErr
+	set, mixed := w.tryLoad(other)
+	if mixed.Err != nil {
+		return w.invalid(mixed)
 	}
-	w.invalid(w.outcome(g, problems, err, nil))
-	return err
+	w.log.Warn("the newest rules and the newest overlay are not used together, because one of them was invalid: the last good one is used in its place")
+	if w.accepted.Load().Version != mixed.Version {
+		w.accept(other, set, mixed)
+		newest.Changes = mixed.Changes
+	}
+	w.used = other
+	_ = w.invalid(newest)
+	return nil
 }
 
 // accept activates a set, and then determines the changes.
-func (w *Watch) accept(g given, set *descriptors.Set, problems descriptors.Problems) {
-	o := w.outcome(g, problems, nil, nil)
+func (w *Watch) accept(g given, set *descriptors.Set, o *Outcome) {
+	o.At = time.Now()
 	old := w.set
 	w.used, w.set = g, set
-	w.config.Loaded(set, warnings(problems), g.same(w.newest))
+	w.config.Loaded(set, warnings(o.Problems), g.same(w.newest))
 	o.Since = o.At
 	known := true
 	if old != nil {
@@ -149,7 +147,8 @@ func (w *Watch) accept(g given, set *descriptors.Set, problems descriptors.Probl
 		w.changed.Store(o)
 	}
 	w.accepted.Store(o)
-	w.report(problems)
+	w.last.Store(o)
+	w.report(o.Problems)
 	w.announceOverlay(set)
 	switch {
 	case old == nil:
@@ -172,43 +171,39 @@ func (w *Watch) compare(o *Outcome, old, set *descriptors.Set) (known bool) {
 	return true
 }
 
-// outcome returns the outcome of a new update.
-func (w *Watch) outcome(g given, problems descriptors.Problems, err error, changes Changes) *Outcome {
-	w.updates++
-	return &Outcome{Number: w.updates, At: time.Now(), Version: g.version(), Changes: changes, Problems: problems, Err: err}
-}
-
-// tryLoad is descriptors.Load for unreadable sources too. A panic counts as an error in the set.
-func (w *Watch) tryLoad(g given) (
-	set *descriptors.Set, problems descriptors.Problems, err error,
-) {
+// tryLoad is descriptors.Load for unreadable sources too. A panic counts as an error in the set. The set must not be used if the
+// outcome has an error.
+func (w *Watch) tryLoad(g given) (set *descriptors.Set, o *Outcome) {
+	o = &Outcome{Version: g.version()}
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // rules that crash the loader must not end a running server
-			set, err = nil, fmt.Errorf("loading the rules: a bug in the loader: %v\n%s", p, debug.Stack())
+			o.Err = fmt.Errorf("loading the rules: a bug in the loader: %v\n%s", p, debug.Stack())
 		}
 	}()
-	o := w.config.Options
+	options := w.config.Options
 	if w.config.Overlay != nil {
-		o = w.config.Overlay(o, g.overlay.sources)
+		options = w.config.Overlay(options, g.overlay.sources)
 	}
-	set, problems, err = w.load(g.rules.sources, o)
-	problems = slices.Concat(g.rules.unreadable, g.overlay.unreadable, problems)
-	if err == nil && set != nil {
-		problems = append(problems, w.config.Check(set)...)
+	set, o.Problems, o.Err = w.load(g.rules.sources, options)
+	o.Problems = slices.Concat(g.rules.unreadable, g.overlay.unreadable, o.Problems)
+	if o.Err == nil && set != nil {
+		o.Problems = append(o.Problems, w.config.Check(set)...)
 	}
 	switch {
-	case problems.Failed():
-		return nil, problems, problems
+	case o.Problems.Failed():
+		o.Err = o.Problems
 	case len(g.rules.sources) == 0 && !w.config.Empty:
-		return nil, problems, ErrNoSources
+		o.Err = ErrNoSources
 	}
-	return set, problems, err
+	return set, o
 }
 
-// invalid reports and logs an invalid update.
-func (w *Watch) invalid(o *Outcome) {
+// invalid reports and logs an invalid update, and returns its error.
+func (w *Watch) invalid(o *Outcome) error {
+	o.At = time.Now()
 	err, problems := o.Err, o.Problems
 	w.rejected.Store(o)
+	w.last.Store(o)
 	w.config.Invalid(err)
 	serving := "none"
 	if w.set != nil {
@@ -220,6 +215,7 @@ func (w *Watch) invalid(o *Outcome) {
 		w.log.Error("invalid rules", "problems", len(problems), "serving", serving)
 	}
 	w.report(problems)
+	return err
 }
 
 // warnings counts the warnings among problems.

@@ -11,7 +11,6 @@ import (
 
 // Outcome is the immutable result of an update.
 type Outcome struct {
-	Number  int       // number of the update, from 1
 	At      time.Time // time of the decision
 	Since   time.Time // start of continuous use of this version; zero if invalid
 	Version string    // hash of the sources' names and contents
@@ -33,15 +32,9 @@ func (w *Watch) Changed() *Outcome { return w.changed.Load() }
 func (w *Watch) Rejected() *Outcome { return w.rejected.Load() }
 
 // Last returns the outcome of the last update, or nil.
-func (w *Watch) Last() *Outcome {
-	accepted, rejected := w.accepted.Load(), w.rejected.Load()
-	if rejected == nil || accepted != nil && accepted.Number > rejected.Number {
-		return accepted
-	}
-	return rejected
-}
+func (w *Watch) Last() *Outcome { return w.last.Load() }
 
-// Try returns the outcome that an update would have, without performing it. Its Number is 0.
+// Try returns the outcome that an update would have, without performing it.
 func (w *Watch) Try(sources []descriptors.Source, unreadable descriptors.Problems) *Outcome {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -49,9 +42,9 @@ func (w *Watch) Try(sources []descriptors.Source, unreadable descriptors.Problem
 }
 
 func (w *Watch) try(g given) *Outcome {
-	set, problems, err := w.tryLoad(g)
-	o := &Outcome{At: time.Now(), Version: g.version(), Problems: problems, Err: err}
-	if err == nil {
+	set, o := w.tryLoad(g)
+	o.At = time.Now()
+	if o.Err == nil {
 		o.Changes = w.config.Compare(w.set, set)
 	}
 	return o

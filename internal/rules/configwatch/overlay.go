@@ -38,13 +38,13 @@ func (o *Overlay) Update(sources []descriptors.Source, unreadable descriptors.Pr
 	defer w.mu.Unlock()
 	w.given++
 	w.newest.overlay = input{w.given, sources, unreadable}
-	if w.updates == 0 {
+	if w.last.Load() == nil {
 		return nil
 	}
 	return w.update(w.newest, given{rules: w.used.rules, overlay: w.newest.overlay})
 }
 
-// Try returns the outcome that an update of the overlay would have, without performing it. Its Number is 0.
+// Try returns the outcome that an update of the overlay would have, without performing it.
 func (o *Overlay) Try(sources []descriptors.Source, unreadable descriptors.Problems) *Outcome {
 	w := o.w
 	w.mu.Lock()

@@ -45,10 +45,11 @@ type Target interface {
 
 // Watcher follows a directory. It is a task.
 type Watcher struct {
+	configwatch.Reloads // answered once the files have been accepted or found invalid
+
 	log    *slog.Logger
 	config Config
 	rules  Target
-	reload chan chan<- struct{} // reload requests, with the channel of a waiting caller, or nil
 	first  chan struct{}
 
 	// Used only by Run.
@@ -66,7 +67,7 @@ func New(log *slog.Logger, c Config, rules Target) *Watcher {
 	if c.Rescan == 0 {
 		c.Rescan = 10 * time.Second
 	}
-	return &Watcher{log: log, config: c, rules: rules, reload: make(chan chan<- struct{}, 1), first: make(chan struct{})}
+	return &Watcher{Reloads: configwatch.NewReloads(), log: log, config: c, rules: rules, first: make(chan struct{})}
 }
 
 // String returns the name of the task.
@@ -74,29 +75,6 @@ func (w *Watcher) String() string { return w.config.Layout.what() + " in " + w.c
 
 // First returns a channel that is closed after the directory has been read for the first time, even without success.
 func (w *Watcher) First() <-chan struct{} { return w.first }
-
-// Reload triggers reading the files again, and passes them on even without changes. It does not wait.
-func (w *Watcher) Reload() {
-	select {
-	case w.reload <- nil:
-	default: // a reload is pending
-	}
-}
-
-// ReloadNow reads the files again. It returns when they have been accepted or found invalid, or ctx has ended.
-func (w *Watcher) ReloadNow(ctx context.Context) error {
-	done, reload := make(chan struct{}), w.reload
-	for {
-		select {
-		case reload <- done:
-			reload = nil
-		case <-done:
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
 
 // Try reads the files, and returns the outcome that they would have, without using them.
 func (w *Watcher) Try() (*configwatch.Outcome, error) {
@@ -143,10 +121,10 @@ func (w *Watcher) Run(ctx context.Context) error {
 			look(false)
 		case <-rescan.C:
 			look(false)
-		case done := <-w.reload:
+		case done := <-w.Reloads:
 			look(true)
 			if done != nil {
-				close(done)
+				done <- nil
 			}
 		}
 	}

@@ -28,7 +28,7 @@ func (f *following) run(ctx context.Context, failed <-chan error) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case done := <-f.reload:
+		case done := <-f.Reloads:
 			f.waiting = append(f.waiting, done)
 			return errReload
 		case <-quiet.C:

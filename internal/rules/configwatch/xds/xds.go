@@ -81,10 +81,11 @@ func Events() []Event {
 
 // Client follows a control plane. It is a task.
 type Client struct {
+	configwatch.Reloads // each opens a new stream, and compiles its first set
+
 	log       *slog.Logger
 	config    Config
 	rules     *configwatch.Watch
-	reload    chan chan<- error // reload requests, with the channel of a waiting caller, or nil
 	first     chan struct{}
 	firstOnce sync.Once
 	connected atomic.Bool
@@ -106,7 +107,7 @@ func New(log *slog.Logger, c Config, rules *configwatch.Watch) *Client {
 	c.MaxMessage = cmp.Or(c.MaxMessage, DefaultMaxMessage)
 	c.Keepalive = cmp.Or(c.Keepalive, keepaliveTime)
 	c.KeepaliveTimeout = cmp.Or(c.KeepaliveTimeout, keepaliveTimeout)
-	return &Client{log: log, config: c, rules: rules, reload: make(chan chan<- error, 1), first: make(chan struct{})}
+	return &Client{Reloads: configwatch.NewReloads(), log: log, config: c, rules: rules, first: make(chan struct{})}
 }
 
 // String returns the name of the task.
@@ -119,28 +120,14 @@ func (c *Client) First() <-chan struct{} { return c.first }
 // Connected reports whether a response has arrived on the current stream.
 func (c *Client) Connected() bool { return c.connected.Load() }
 
-// Reload opens a new stream, and compiles its first set even without changes. It does not wait.
-func (c *Client) Reload() {
-	select {
-	case c.reload <- nil:
-	default: // a reload is pending
-	}
-}
-
 // ReloadNow requests everything from the control plane, like Reload. It returns when the rules have been accepted or found
 // invalid, or with the reason why none arrived.
 func (c *Client) ReloadNow(ctx context.Context) error {
-	done, reload := make(chan error, 1), c.reload
-	for {
-		select {
-		case reload <- done:
-			reload = nil
-		case err := <-done:
-			return err
-		case <-ctx.Done():
-			return fmt.Errorf("the control plane at %s has not answered in time: %w", c.config.Server, ctx.Err())
-		}
+	err := c.Reloads.ReloadNow(ctx)
+	if ended := ctx.Err(); ended != nil && errors.Is(err, ended) {
+		return fmt.Errorf("the control plane at %s has not answered in time: %w", c.config.Server, err)
 	}
+	return err
 }
 
 // Try returns an error: the control plane sends rules only for a real reload.
@@ -181,7 +168,7 @@ func (c *Client) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case done := <-c.reload:
+		case done := <-c.Reloads:
 			c.last, c.waiting = outcome{}, append(c.waiting, done)
 		case <-time.After(wait):
 		}
