@@ -79,8 +79,7 @@ func TestH11_Deciding(t *testing.T) {
 	wg.Wait()
 }
 
-// slowNetworks sends 8 slow bodies from each of some networks, and counts the ones that are cut off, which
-// are not the ones that wait in vain.
+// slowNetworks sends 8 slow bodies from each of some networks, and counts those that lose their place to others.
 func slowNetworks(t *testing.T, addr string, networks int) (cut *atomic.Int32) {
 	t.Helper()
 	cut = new(atomic.Int32)
