@@ -172,7 +172,7 @@ func limitRows() []row {
 		{KeyQuotaGroupBy, InRoot, 0, listOf(0), "Entry keys that group descriptors in quota mode by value. A group is over when one of its limits is exceeded; a request is rejected when all its groups are over."},
 		{KeyRateLimits, InDescriptor, 0, listOf(InItem), "Several limits, up to 16. All must admit a request; otherwise nothing is counted."},
 		{KeyAlgorithm, InLimit | InItem, 0, words(names(slices.Collect(engine.Algorithms()))...), "How hits are counted; fixed_window by default."},
-		{KeyUnitMultiplier, InLimit | InItem, -2, number(1), "The number of units in a window; 1 by default."},
+		{KeyUnitMultiplier, InLimit | InItem, -2, positive(), "The number of units in a window; 1 by default."},
 	}
 	for p := range engine.Parameters() {
 		rows = append(rows, row{p.String(), InLimit | InItem, 0, typeOf(p), p.About() + " For " + AlgorithmList(p.Takers()) + "."})
@@ -194,15 +194,15 @@ func innerRows() []row {
 	return []row{
 		{KeyFor, InPenalty, 0, span, "How long the penalty lasts."},
 		{KeyOn, InPenalty, 0, words(engine.OnExceeded.String(), engine.OnReached.String()), "What starts the penalty: a hit that is rejected (exceeded), or the one that uses up the limit (reached)."},
-		{KeyEscalate, InPenalty, 0, number(1), "The factor by which each penalty is longer than the previous one."},
+		{KeyEscalate, InPenalty, 0, positive(), "The factor by which each penalty is longer than the previous one."},
 		{KeyReserve, InLimit, 0, mapOf(InReserve), "Reserves hits when a request arrives, and settles them once their true cost is known."},
 		{KeyTTL, InReserve, 0, span, "How long hits stay reserved."},
 		{KeyEstimate, InReserve, 0, Type{Kind: KindNumber, Min: 1, Max: math.MaxUint32, Inner: InEstimate}, "How many hits to reserve for a request that does not set a number: a number, or a map, for a percentile of the true costs."},
-		{KeyStart, InEstimate, 0, number(1), "The estimate until 20 true costs are known."},
+		{KeyStart, InEstimate, 0, positive(), "The estimate until 20 true costs are known."},
 		{KeyPercentile, InEstimate, 0, numbers(1, 100), "The percentile of the last 256 true costs that is the estimate; 90 by default."},
-		{KeyMin, InEstimate, 0, number(1), "The smallest estimate."},
+		{KeyMin, InEstimate, 0, positive(), "The smallest estimate."},
 		{KeyMax, InPenalty, 0, span, "The maximum length of a penalty."},
-		{KeyMax, InEstimate, 0, number(1), "The largest estimate."},
+		{KeyMax, InEstimate, 0, positive(), "The largest estimate."},
 		{KeyOnExpiry, InReserve, 0, words(ExpiryKeep, ExpiryReturn), "What happens to hits that are not settled in time."},
 		{KeyEntry, InReserve, 0, name, "The key of the entry that settles."},
 		{KeyBy, InReserve, 0, name, "The key, of this descriptor or of one above it and without a value, whose value is the same in both calls of a request."},
@@ -216,11 +216,11 @@ func innerRows() []row {
 	}
 }
 
-func numbers(least, most uint64) Type { return Type{Kind: KindNumber, Min: least, Max: most} }
-func number(least uint64) Type        { return numbers(least, math.MaxUint32) }
-func words(all ...string) Type        { return Type{Kind: KindWord, Words: all} }
-func mapOf(keys Place) Type           { return Type{Kind: KindMap, Inner: keys} }
-func listOf(keys Place) Type          { return Type{Kind: KindList, Inner: keys} }
+func numbers(minimum, maximum uint64) Type { return Type{Kind: KindNumber, Min: minimum, Max: maximum} }
+func positive() Type                       { return numbers(1, math.MaxUint32) }
+func words(all ...string) Type             { return Type{Kind: KindWord, Words: all} }
+func mapOf(keys Place) Type                { return Type{Kind: KindMap, Inner: keys} }
+func listOf(keys Place) Type               { return Type{Kind: KindList, Inner: keys} }
 
 // typeOf describes the values of a parameter of algorithms.
 func typeOf(p engine.Parameter) Type {

@@ -74,8 +74,8 @@ func (l Limit) Raised() Limit {
 	switch {
 	case l.Algorithm == FixedWindow || l.Algorithm == SlidingWindow:
 		l.Hits = MaxHits
-	case l.Algorithm == TokenBucket:
-		room := l.MaxCost()
+	case l.Algorithm == TokenBucket && l.Hits > 0:
+		room := l.Burst + l.Debt
 		l.Burst, l.Initial = l.Burst+room, l.Initial+room
 	}
 	return l

@@ -53,7 +53,7 @@ func redisKey(s *settings.Settings, op *backend.Op, now engine.Micros) string {
 }
 
 // keyFormat returns the format of keys that a variable asks for.
-func keyFormat[F any](asked string, ours, reference F) F { //nolint:ireturn // a number
+func keyFormat[F any](asked string, ours, reference F) F {
 	if asked == "" {
 		return ours
 	}
