@@ -42,6 +42,10 @@ func steady() (all []example) {
 			want: "2 × 40/s: half of it in each second, and no 429 from 9 s after on, when Envoys have been connected elsewhere for 3 s",
 		},
 	}
+	all = append(all, example{
+		name: "RLQS, an Envoy is replaced beside another one", effort: whole, play: replaced,
+		want: "2 × 40/s: no 429, whether the new one reports to the same replica or to another one",
+	})
 	for _, how := range []string{"is killed", "hangs"} {
 		all = append(all, example{
 			name: "RLQS, Redis " + how + " for 40 s", effort: whole, play: func(w *world) { w.returns(how == "hangs") },
@@ -278,6 +282,26 @@ func aged(w *world) {
 			return f.unbroken(took)
 		})
 	}
+}
+
+// replaced kills one of two Envoys, and starts another one in its place, several times.
+func replaced(w *world) {
+	const rate, each = 40, 8 * time.Second
+	_, store := w.redis()
+	up := w.upstream(hello)
+	replicas := []*service{w.serveQuotas(store), w.serveQuotas(store)}
+	stays := w.flow(w.edge("edge-1", true, up, replicas...), rate, "ann")
+	passed, rejected := 0, 0
+	for _, at := range []int{0, 1, 1, 0} {
+		p := w.edge("edge-2", true, up, replicas[at], replicas[1-at])
+		begin, stop := time.Now(), w.flow(p, rate, "bob")
+		testkit.Eventually(w, "time passes", func() bool { return time.Since(begin) >= each })
+		y := stop()
+		p.process.Kill()
+		passed, rejected = passed+y.passed, rejected+y.rejected
+	}
+	y := stays()
+	w.got(rejected+y.rejected == 0, "%d of %d requests of the replaced ones are rejected, and %d of %d of the other one", rejected, passed+rejected, y.rejected, y.passed+y.rejected)
 }
 
 // orphaned kills the replica to which both Envoys report.

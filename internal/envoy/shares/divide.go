@@ -1,6 +1,10 @@
 package shares
 
-import "math"
+import (
+	"cmp"
+	"math"
+	"slices"
+)
 
 // Constants of the division, found by simulation.
 const (
@@ -8,6 +12,7 @@ const (
 	unknownClaim   = 0.75 // of an even share: claim of a client without a known demand, in fast mode
 	strictHeadroom = 0.25 // of a claim: maximum excess of a holder in strict mode
 	headroom       = 0.1  // of a claim: excess of a holder while any rate is left
+	restByDemand   = 0.25 // of the rest: divided by demand
 )
 
 // Claim is the demand of a holder, or of all holders of a replica together. Rates are in hits per second.
@@ -68,7 +73,8 @@ func presume(claims []Claim, rate, weight float64) {
 }
 
 // divide returns the parts of a rate, whose sum is the rate, and the fair level. Each claim gets its max–min fair part. If all are met,
-// the rest is headroom, then divided half by demand and half by weight, so that a holder whose demand rises need not wait for a report.
+// the rest is headroom, so that a holder whose demand rises need not wait for a report: first a part of each demand. Of what is left, most
+// goes to the smallest parts by weight, so that holders that were idle get as much as others, and some to the largest demands.
 // divide raises the demands in claims to the minimum claim.
 func divide(rate float64, claims []Claim) (parts []float64, level float64) {
 	sum := sumOf(claims)
@@ -86,15 +92,35 @@ func divide(rate float64, claims []Claim) (parts []float64, level float64) {
 		return parts, level
 	}
 	above := min(headroom*sum.Demand, left)
-	left -= above
+	byDemand := above + restByDemand*(left-above)
 	for i, c := range claims {
-		demand := 0.0
 		if sum.Demand > 0 {
-			demand = c.Demand / sum.Demand
+			parts[i] += byDemand * c.Demand / sum.Demand
 		}
-		parts[i] += above*demand + left*(demand+c.Weight/sum.Weight)/2
 	}
+	raise(parts, claims, left-byDemand)
 	return parts, level
+}
+
+// raise adds a rate to the smallest parts by weight, which become equal.
+func raise(parts []float64, claims []Claim, rate float64) {
+	var order []int
+	for i := range claims {
+		if claims[i].Weight > 0 {
+			order = append(order, i)
+		}
+	}
+	slices.SortFunc(order, func(i, j int) int { return cmp.Compare(parts[i]*claims[j].Weight, parts[j]*claims[i].Weight) })
+	sum, weight, n := rate, 0.0, 0
+	for _, i := range order {
+		if n > 0 && parts[i]*weight >= sum*claims[i].Weight {
+			break
+		}
+		sum, weight, n = sum+parts[i], weight+claims[i].Weight, n+1
+	}
+	for _, i := range order[:n] {
+		parts[i] = claims[i].Weight * sum / weight
+	}
 }
 
 // fill returns the max–min fair parts of a rate: each claim gets its demand, or its weight multiplied by a common level. The level is

@@ -74,6 +74,7 @@ type holder struct {
 	accrued  Micros  // fast: its share is paid for up to this time
 	escrow   float64 // paid hits that have not been reported yet
 	unpaid   bool    // its next report counts only up to the hits that were paid for
+	released bool    // fast: its stream has ended, and nothing is reserved for it
 }
 
 // share returns the rate of the latest assignment, or 0 if it is not in force.
@@ -84,8 +85,11 @@ func (h *holder) share(now Micros) float64 {
 	return 0
 }
 
-// held returns the rate that h may use now under any assignment in force.
+// held returns the rate that h may use now under any assignment in force; 0 if its share was released.
 func (h *holder) held(now Micros) float64 {
+	if h.released {
+		return 0
+	}
 	for _, u := range h.sent {
 		if u.until > now {
 			return u.rate

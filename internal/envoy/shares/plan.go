@@ -4,9 +4,9 @@ package shares
 func (b *Bucket) plan(now Micros) {
 	b.cap = b.capacity(now)
 	b.claims = b.claims[:0]
-	weight := 0.0
+	weight, even := 0.0, b.even()
 	for _, h := range b.holders {
-		c := b.claimOf(h, now)
+		c := b.claimOf(h, even*h.Weight, now)
 		b.claims = append(b.claims, c)
 		weight += c.Weight
 	}
@@ -36,14 +36,29 @@ func (b *Bucket) plan(now Micros) {
 	}
 }
 
-// claimOf returns the claim of h, which is zero if its stream has ended. A client without a known demand claims its current share.
-func (b *Bucket) claimOf(h *holder, now Micros) Claim {
+// even returns an even share of the capacity for the weight 1.
+func (b *Bucket) even() float64 {
+	weight := 0.0
+	for _, h := range b.holders {
+		if h.state != streamEnded {
+			weight += h.Weight
+		}
+	}
+	for i := range b.others {
+		weight += b.others[i].Weight
+	}
+	return b.cap / max(weight, 1)
+}
+
+// claimOf returns the claim of h, which is zero if its stream has ended. A client without a known demand claims its current share, up to
+// an even one.
+func (b *Bucket) claimOf(h *holder, even float64, now Micros) Claim {
 	if h.state == streamEnded {
 		return Claim{}
 	}
 	c := claimOf(h.demand.rate, h.Weight)
 	if !h.demand.known && b.Mode == Fast {
-		if c.Demand = h.share(now); c.Demand == 0 {
+		if c.Demand = min(h.share(now), even); c.Demand == 0 {
 			c.Fresh = h.Weight
 		}
 	}

@@ -23,7 +23,7 @@ func (b *Bucket) Report(at Micros, c Client, u Usage) {
 		h.ticking = false
 	}
 	if h.state == streamEnded || h.state == assigned && h.until() <= now {
-		h.state = waiting
+		h.state, h.released = waiting, false
 		b.soon(now)
 	}
 	span := seconds(gap)

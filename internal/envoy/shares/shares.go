@@ -201,7 +201,8 @@ func (b *Bucket) Follow(at Micros) {
 // Idle reports whether b has neither holders nor other replicas.
 func (b *Bucket) Idle() bool { return len(b.holders) == 0 && len(b.others) == 0 }
 
-// Leave records the end of a client's stream. Its assignments remain in force until they expire.
+// Leave records the end of a client's stream. Its assignments remain in force until they expire. In fast mode, they are reserved for it
+// while the demand exceeds the limit. Below the limit, the client has probably been stopped, and another one needs its share.
 func (b *Bucket) Leave(at Micros, id string) {
 	now := b.advance(at)
 	h := b.byID[id]
@@ -209,6 +210,9 @@ func (b *Bucket) Leave(at Micros, id string) {
 		return
 	}
 	b.accrue(h, now)
+	if b.Mode == Fast && b.wants() <= tolerance*b.Limit.rate() {
+		h.released, h.unpaid = true, true // if it comes back, what it used is not charged, as at another replica
+	}
 	b.lose(h, now)
 	b.soon(now)
 }
