@@ -40,14 +40,15 @@ type client struct {
 	tls       bool
 	tokenFile string
 
-	home   string             // address of a server with the same environment on this machine
-	port   string             // its port; empty if wrong is set
-	wrong  error              // error in the variables of the server's address
-	named  bool               // home comes from RATELIMITD_ADDR
-	given  func() bool        // reports whether a flag gives an address or a way to connect
-	token  string             // content of tokenFile
-	socket adminsocket.Server // the server's admin socket, the default address
-	conn   *grpc.ClientConn   // nil before the first call
+	home      string             // address of a server with the same environment on this machine
+	port      string             // its port; empty if wrong is set
+	wrong     error              // error in the variables of the server's address
+	named     bool               // home comes from RATELIMITD_ADDR
+	given     func() bool        // reports whether a flag gives an address or a way to connect
+	token     string             // content of tokenFile
+	homeToken string             // ADMIN_TOKEN_FILE
+	socket    adminsocket.Server // the server's admin socket, the default address
+	conn      *grpc.ClientConn   // nil before the first call
 }
 
 // add adds the flags that all commands share.
@@ -84,7 +85,7 @@ func (c *client) findHome(p *program) {
 		c.port = ""
 	}
 	s, _ := settings.Only(p.Environ, "GRPC_UDS", "ADMIN_TOKEN_FILE", "ADMIN_SOCKET") // any text is valid
-	c.tokenFile = s.Admin.TokenFile
+	c.tokenFile, c.homeToken = s.Admin.TokenFile, s.Admin.TokenFile
 	if s.GRPC.UDS != "" {
 		c.home = "unix:" + s.GRPC.UDS
 	}
@@ -169,14 +170,19 @@ func (c *client) connect() (err error) {
 // defaultPort is the default of GRPC_PORT.
 const defaultPort = "8081"
 
-// command returns the text of a ratelimitd command that reaches the same server.
+// command returns the text of a ratelimitd command that reaches the same server with the same credentials.
 func (c *client) command(text string) string {
 	text = "ratelimitd " + text
 	switch {
 	case len(c.addrs) > 0:
-		return text + " --addr " + shellWord(c.addrs[0])
+		text += " --addr " + shellWord(c.addrs[0])
 	case c.port != "" && c.port != defaultPort && !c.named:
-		return "GRPC_PORT=" + c.port + " " + text
+		text = "GRPC_PORT=" + c.port + " " + text
+	}
+	for _, flag := range [][2]string{{"ca", c.ca}, {"cert", c.cert}, {"key", c.key}, {"token-file", c.tokenFile}} {
+		if flag[1] != "" && flag[1] != c.homeToken {
+			text += " --" + flag[0] + " " + shellWord(flag[1])
+		}
 	}
 	return text
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/leaf/plain"
 	"github.com/ratelimitd/ratelimitd/internal/operate/tenants"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -263,7 +264,7 @@ func (p *program) tenantTable(all *adminv1.ListTenantsResponse, more bool) {
 	if more {
 		p.printf("more tenants exist: raise --most\n")
 	}
-	p.printf("%d tenants in Redis, %d in TENANTS_FILE\n", all.GetInStore(), all.GetInFile())
+	p.printf("%s in Redis, %d in TENANTS_FILE\n", descriptors.CountText(int(all.GetInStore()), "tenant"), all.GetInFile())
 	if all.GetInvalid() != "" {
 		p.printf("TENANTS_FILE is invalid; the last valid one is in use:\n")
 		for line := range strings.SplitSeq(all.GetInvalid(), "\n") {

@@ -32,8 +32,8 @@ const (
 
 // Config sets the limits of a listener. The zero value is valid.
 type Config struct {
-	Max        int // connections of one IP address or IPv6 /64 network, which may exceed this until Max is reached; 0 means no limit
-	PerAddress int // waiting calls of each kind; 0 means 4096
+	Max        int // connections; 0 means MaxConnections
+	PerAddress int // connections of one IP address or IPv6 /64 network, which may exceed this until Max is reached; 0 means no limit
 	MaxWaiting int // calls of each kind whose message has not come; 0 means 4096
 
 	// Began is called with the first protocol of each connection; may be nil.

@@ -3,6 +3,7 @@ package web_test
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -60,7 +61,7 @@ func TestH11_Deciding(t *testing.T) {
 	m.JSON = func(ctx context.Context, _ []byte) (int, string, []byte) {
 		close(deciding)
 		<-decide
-		if ctx.Err() != nil {
+		if errors.Is(ctx.Err(), context.Canceled) { // the deadline, after 5 s, may pass on a busy machine
 			return http.StatusInternalServerError, "", []byte("the request has ended")
 		}
 		return http.StatusOK, "", nil
