@@ -46,7 +46,7 @@
 // from below to the level that a single replica would find.
 //
 // When a replica closes its streams or fails, the others reserve the shares of its clients, and pay for them, until these clients have
-// reported elsewhere.
+// reported elsewhere. A share is not reserved if demand was below the limit when its stream ended: most such clients have been stopped.
 //
 // This package is optional: the core works without it.
 package shares
