@@ -223,8 +223,8 @@ func TestF05_Stalled(t *testing.T) {
 		second := <-answers
 		stalled := time.Since(begun)
 		testkit.Eventually(t, "a decision", func() bool { return one(b, 1<<60).Err == nil })
-		if !silent || stalled > patience {
-			t.Logf("round %d: silent %t, %v", round, silent, stalled)
+		if !silent || stalled > patience || errors.Is(second.Err, backend.ErrUnsent) {
+			t.Logf("round %d: silent %t, %v, %v", round, silent, stalled, second.Err)
 			continue
 		}
 		if first.Err == nil || first.Key != keyOf(key+1) || again.Err == nil || !errors.Is(again.Err, backend.ErrUnsent) {
