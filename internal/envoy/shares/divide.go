@@ -1,10 +1,6 @@
 package shares
 
-import (
-	"cmp"
-	"math"
-	"slices"
-)
+import "math"
 
 // Constants of the division, found by simulation.
 const (
@@ -104,22 +100,23 @@ func divide(rate float64, claims []Claim) (parts []float64, level float64) {
 
 // raise adds a rate to the smallest parts by weight, which become equal.
 func raise(parts []float64, claims []Claim, rate float64) {
-	var order []int
-	for i := range claims {
-		if claims[i].Weight > 0 {
-			order = append(order, i)
+	level := math.Inf(1)
+	for { // the level falls from above, past parts that need nothing
+		sum, weight := rate, 0.0
+		for i := range claims {
+			if parts[i] < level*claims[i].Weight {
+				sum, weight = sum+parts[i], weight+claims[i].Weight
+			}
 		}
-	}
-	slices.SortFunc(order, func(i, j int) int { return cmp.Compare(parts[i]*claims[j].Weight, parts[j]*claims[i].Weight) })
-	sum, weight, n := rate, 0.0, 0
-	for _, i := range order {
-		if n > 0 && parts[i]*weight >= sum*claims[i].Weight {
+		if weight == 0 || sum >= level*weight*(1-rounding) {
 			break
 		}
-		sum, weight, n = sum+parts[i], weight+claims[i].Weight, n+1
+		level = sum / weight
 	}
-	for _, i := range order[:n] {
-		parts[i] = claims[i].Weight * sum / weight
+	for i := range claims {
+		if least := level * claims[i].Weight; parts[i] < least {
+			parts[i] = least
+		}
 	}
 }
 
